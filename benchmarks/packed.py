@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure, run_isolated
+from .harness.measure import SECONDS
 from .harness.report import Cell
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ SHARES = {"fp8": 0.54, "int4": 0.30, "mxfp4": 0.28}
 
 STEP, RSS = 1.05, 1.02
 MIXTURE, FASTER, MORE_EXPERTS = "mxfp4", 3.4, 3.5
+MOVED = "bytes"
+"""Name of the bytes that a step of a mixture moves over the link."""
+
 CACHE_SHARE = 0.25
 """Bytes of the experts' cache, as a share of the mixture's experts in bfloat16."""
 
@@ -145,22 +149,21 @@ class Mixture:
     """Decoding with a mixture, by weights.
 
     Attributes:
-        steps: seconds of a step.
+        steps: seconds of a step, and the bytes that it moved over the link.
         computed: seconds of the same step over a link that takes no time: to compute, restore, and look up experts.
-        values: seconds of a step and the bytes that it moved over the link, of each value.
         capacities: experts that the cache holds.
     """
 
     steps: Samples
     computed: Samples
-    values: dict[str, list[tuple[float, float]]]
     capacities: dict[str, int]
 
     def row(self, name: str, rate: float) -> list[Cell]:
         """Return the row of one kind of weights, over a link of `rate` bytes per second."""
         computed, step = self.computed.median(name), self.steps.median(name)
-        moved = statistics.median(nbytes for _, nbytes in self.values[name])
-        both = statistics.median(seconds / (nbytes / rate + computed) for seconds, nbytes in self.values[name])
+        moved = self.steps.median(name, MOVED)
+        values = zip(self.steps.of(name), self.steps.of(name, MOVED))
+        both = statistics.median(seconds / (nbytes / rate + computed) for seconds, nbytes in values)
         over = self.steps.ratio(WHOLE, name).median
         return [name, self.capacities[name], moved, moved / rate, computed, step, both, over]
 
@@ -214,15 +217,12 @@ def _mixture(folders: dict[str, Path], options: argparse.Namespace, rate: float)
     }
     decoders = {name: Decoder(_offloaded(folder, expert_cache=cache), "virtual:0") for name, folder in folders.items()}
     texts = {name: Text(decoder, options.seed) for name, decoder in decoders.items()}
-    variants = [Variant(name, partial(text.seconds_per_step, options.steps)) for name, text in texts.items()]
+    variants = [Variant(name, partial(text.mean_step, options.steps)) for name, text in texts.items()]
     virtual.enable(count=1)
     computed = measure(variants, options.rounds, seed=options.seed)
-    for text in texts.values():
-        text.values.clear()
     virtual.enable(count=1, bandwidth=rate)
     steps = measure(variants, options.rounds, seed=options.seed)
-    values = {name: text.values for name, text in texts.items()}
-    return Mixture(steps, computed, values, {name: cache // nbytes for name, nbytes in slot.items()})
+    return Mixture(steps, computed, {name: cache // nbytes for name, nbytes in slot.items()})
 
 
 class Text:
@@ -231,27 +231,22 @@ class Text:
     Args:
         decoder: the model; it runs its prompt.
         seed: of the tokens.
-
-    Attributes:
-        values: of each call of `seconds_per_step`: its result, and the mean bytes that a step moved over the link.
     """
 
     def __init__(self, decoder: Decoder, seed: int) -> None:
         import torch
 
-        self.values: list[tuple[float, float]] = []
         self._decoder = decoder
         self._vocabulary = int(decoder.start().shape[-1])
         self._drawn = torch.Generator().manual_seed(seed)
 
-    def seconds_per_step(self, steps: int) -> float:
-        """Return the mean seconds of the next steps."""
+    def mean_step(self, steps: int) -> dict[str, float]:
+        """Return the mean seconds of the next steps, and the mean bytes that they move over the link."""
         from bigmodel.devices import virtual
 
         before = virtual.link(0).bytes_to_device
         seconds = elapsed(lambda: [self._step() for _ in range(steps)], self._decoder.device) / steps
-        self.values.append((seconds, (virtual.link(0).bytes_to_device - before) / steps))
-        return seconds
+        return {SECONDS: seconds, MOVED: (virtual.link(0).bytes_to_device - before) / steps}
 
     def _step(self) -> torch.Tensor:
         import torch

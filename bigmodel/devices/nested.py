@@ -210,7 +210,10 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 def are_all_on(values: Iterable[Any], device: torch.device) -> bool:
     """Whether `values` are only tensors on `device` and plain values, so that nothing needs to move."""
-    return all(value.device == device if isinstance(value, torch.Tensor) else _is_plain(value) for value in values)
+    for value in values:  # noqa: SIM110 (no generator: this is hot)
+        if not (value.device == device if isinstance(value, torch.Tensor) else _is_plain(value)):
+            return False
+    return True
 
 
 def _is_plain(value: Any) -> bool:

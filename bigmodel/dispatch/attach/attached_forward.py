@@ -127,7 +127,9 @@ class AttachedForward(NotCopied):
         source = first_tensor((args, kwargs)) if self.returns_to_input else None
         if self.host_or_device is not None:
             output = self._run_on_chosen_device(self.host_or_device, args, kwargs)
-        elif self.device is None or (are_all_on(args, self.device) and are_all_on(kwargs.values(), self.device)):
+        elif self.device is None or (
+            are_all_on(args, self.device) and (not kwargs or are_all_on(kwargs.values(), self.device))
+        ):
             output = self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)
         else:
             output = self._run_on(self.device, self._run_resident, args, kwargs)
@@ -168,11 +170,15 @@ class AttachedForward(NotCopied):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run: Compute = self.compute or self.plain
-        for streamer, block in self.blocks:
-            if torch.is_grad_enabled() or is_transformed():
+        if torch.is_grad_enabled() or is_transformed():
+            for streamer, block in self.blocks:
                 run = functools.partial(run_with_gradients, streamer, block, self.module, run)
-            else:
-                run = functools.partial(streamer.run, block, run)
+            return run(args, kwargs)
+        if len(self.blocks) == 1:  # without another call: this is hot
+            streamer, block = self.blocks[0]
+            return streamer.run(block, run, args, kwargs)
+        for streamer, block in self.blocks:
+            run = functools.partial(streamer.run, block, run)
         return run(args, kwargs)
 
     @property

@@ -73,9 +73,9 @@ class ExpertCache(Visited[Chosen, int]):
         super()._start()
         self.stats = StreamStats()
         self._stream: CopyStream = copy_stream(self.device)
-        self._fetcher = Fetcher(
-            self._stream, self.device, self.stats, [layer.as_plain_block() for layer in self.layers], *self._reading
-        )
+        blocks = [layer.as_plain_block() for layer in self.layers]
+        parts = [layer.expert_bytes for layer in self.layers if layer.on_disk for _ in range(layer.experts)]
+        self._fetcher = Fetcher(self._stream, self.device, self.stats, blocks, *self._reading, parts=parts)
         self._fetcher.uses(self._memory)
         self._slots = ExpertSlots(self._memory, self._policy, self._stream.compute_mark())
 

@@ -226,10 +226,10 @@ class BlockSlots(SlotCache[Block, BlockSlot]):
         slot = self._slot_of.get(block)
         if slot is None or slot.users:
             return slot
-        if block.adopt_replaced():
+        if block.adopt_replaced() or slot.version != block.version():
             self.forget(slot)
             return None
-        return self.find(block, block.version())
+        return slot
 
     def free(self) -> BlockSlot | None:
         """Return the slot to overwrite next; None if all are in use."""

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from ...devices import CopyStream, Event
-from ...devices.pinned import copies_from_pinned, is_pinned
+from ...devices.pinned import copies_from_pinned
 from ...devices.streams import TimedCopyStream
 from ...limits import READERS, STAGING_BYTES
 from ...plan import staging_memory
@@ -30,6 +30,7 @@ class Fetcher:
         blocks: The blocks that are fetched repeatedly; their bytes on disk decide whether reads use the page cache.
         staging_bytes: Limit of the staging memory on the host.
         readers: Number of reader threads.
+        parts: Bytes of each part on disk that is fetched by itself, as experts are; None: whole blocks are.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Fetcher:
         blocks: Sequence[Block] = (),
         staging_bytes: int = STAGING_BYTES,
         readers: int = READERS,
+        parts: Sequence[int] | None = None,
     ) -> None:
         self._is_pinning = copies_from_pinned(device)
         self._stats = stats
         self._link = TimedCopyStream(stream, device, stats.add_link_seconds)
         self._on_disk = [block.nbytes for block in map(_carried, blocks) if block.on_disk]
+        self._parts = self._on_disk if parts is None else parts
         self._reading = staging_bytes, readers
         self._disk: DiskReader | None = None
         quantized = [block for block in blocks if isinstance(block, QuantizedBlock)]
@@ -92,16 +95,13 @@ class Fetcher:
 
         The reader's thread then submits it, so that the forward goes on to launch its compute.
         """
-        if not self._is_pinning:
-            return False
-        packed = _carried(block).packed
-        return packed is None or not is_pinned(packed)
+        return self._is_pinning and not _carried(block).is_pinned
 
     def _reader(self) -> DiskReader:
         if self._disk is None:
             staging_bytes, readers = self._reading
             policy = ReadPolicy(sum(self._on_disk))
-            staging = staging_memory(self._on_disk, staging_bytes, readers)
+            staging = staging_memory(self._parts, staging_bytes, readers)
             self._disk = DiskReader(self._link, policy, self._stats, staging, self._is_pinning, readers)
         return self._disk
 

@@ -19,7 +19,7 @@ from ...checkpoint import mapped_region
 from ...devices import HOST
 from ...devices.forks import new_rlock
 from ...devices.nested import storage_of
-from ...devices.pinned import empty_host
+from ...devices.pinned import empty_host, is_pinned
 from ...errors import DispatchError
 from .layout import Layout
 from .outside_use import EXPOSURES, host_value, is_given_out, is_marked, mark_offloaded
@@ -81,6 +81,7 @@ class Block:
         self.nbytes = sum(t.value.nbytes for t in tensors)
         self.packed: torch.Tensor | None = None
         self._on_disk: bool | None = None
+        self._is_pinned: bool | None = None
         self.uses_data = False
         """Whether its forward may write into parameters through ``.data``, which no version counter counts."""
         self._was_given_out = False
@@ -115,6 +116,13 @@ class Block:
         return self._on_disk
 
     @property
+    def is_pinned(self) -> bool:
+        """Whether it is packed, in pinned memory."""
+        if self._is_pinned is None:
+            self._is_pinned = self.packed is not None and is_pinned(self.packed)
+        return self._is_pinned
+
+    @property
     def unwatched(self) -> bool:
         """Whether its weights may be written to without a trace. What is fetched is then used by one call of the model
         only."""
@@ -131,7 +139,7 @@ class Block:
         for tensor, view in zip(self.tensors, self.layout.views(packed)):
             view.copy_(host_value(tensor.value))
             tensor.value.data = view
-        self.packed = packed
+        self.packed, self._is_pinned = packed, None
 
     def version(self) -> int:
         """Return a number that increases whenever the host tensors may have been written to."""
@@ -176,7 +184,8 @@ class Block:
                 )
             if is_marked(tensor.value):
                 mark_offloaded([current])
-            tensor.value, self.packed, self._on_disk, replaced = current, None, None, True
+            tensor.value, replaced = current, True
+            self.packed = self._on_disk = self._is_pinned = None
             self._was_given_out = True
             tensor.exposures = getattr(current, EXPOSURES, 0)
             tensor.show(current)
@@ -284,7 +293,8 @@ class Block:
 
     def show_host(self) -> None:
         """Make the model refer to the host tensors again."""
-        self.show([tensor.value for tensor in self.tensors])
+        for tensor in self.tensors:
+            tensor.show(tensor.value)
 
 
 def version_of(tensor: torch.Tensor) -> int:

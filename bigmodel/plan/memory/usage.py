@@ -307,8 +307,8 @@ class MemoryUsage:
         return nbytes
 
     def _read_blocks(self) -> Iterator[list[int]]:
-        """Yield the bytes of the blocks that each reader of files reads: each accelerator has one, as no link waits for
-        another, and so has each cache of experts."""
+        """Yield the bytes of the blocks, or experts, that each reader of files reads: each accelerator has one, as no
+        link waits for another, and so has each cache of experts."""
         for units in self._staged.values():
             yield [unit.staged for unit in units.elements()]
         for fetched in ([self._viewed], self._staged.values()):
@@ -316,7 +316,7 @@ class MemoryUsage:
             for units in fetched:
                 for unit in units.elements():
                     for kind, count in unit.experts:
-                        layers[kind].append(count * _bytes_of(kind))
+                        layers[kind] += [_bytes_of(kind)] * min(count, 2)  # of more, two are staged
             yield from layers.values()
 
     def _slots_without_experts(self, device: Key) -> int:

@@ -113,7 +113,7 @@ def test_a_given_expert_cache_counts_on_each_device_that_experts_are_fetched_to(
     usage.add_unit(unit, "cpu", 0)
     usage.add_unit(unit, "disk", "cpu")
     assert usage.expert_cache == {0: 40, "cpu": 40}
-    assert (usage.total(0), usage.total("cpu")) == (5 + 40, 3 + 40 + staging([80]))
+    assert (usage.total(0), usage.total("cpu")) == (5 + 40, 3 + 40 + staging([10, 10]))
 
 
 def test_each_accelerator_has_slots_and_staging_for_what_is_streamed_to_it() -> None:
