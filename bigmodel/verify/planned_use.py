@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,14 +57,25 @@ def planned_use(model: Any, found: Plan) -> PlannedUse:
         return _seq2seq(model, found, {name: _tokens(model, found, found.context_length - (found.new_tokens or 0))})
     if model.can_generate():
         return _generate(model, found)
-    return _forward(model, _tokens(model, found, found.context_length), name)
+    ids = _tokens(model, found, found.context_length)
+    takes_mask = "attention_mask" in inspect.signature(model.forward).parameters
+    return _forward(model, ids, name, lambda: _masks(found, ids) if takes_mask else ())
 
 
-def _forward(model: Any, data: torch.Tensor, name: str) -> PlannedUse:
+def _forward(
+    model: Any, data: torch.Tensor, name: str, masks: Callable[[], Iterable[torch.Tensor]] = tuple
+) -> PlannedUse:
+    """Return one forward, and for the peak of memory also those with `masks`."""
+
     def run() -> None:
         model(**{name: data})
 
-    return PlannedUse(run, {"forward": run}, data.nbytes)
+    def whole() -> None:
+        run()
+        for mask in masks():
+            model(**{name: data}, attention_mask=mask)
+
+    return PlannedUse(whole, {"forward": run}, data.nbytes)
 
 
 def _generate(model: Any, found: Plan) -> PlannedUse:

@@ -75,6 +75,25 @@ def test_generation_continues_to_the_last_planned_token_with_padding_too_if_that
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_encoder_runs_with_padding_too_if_that_is_planned(padded: bool) -> None:
+    model = bert()
+    use = planned_use(model, planned(model, padded=padded))
+    masked: list[bool] = []
+
+    def note(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        mask = given.get("attention_mask")
+        masked.append(mask is not None and not bool(mask.all()))
+
+    with torch.inference_mode():
+        hook = model.register_forward_pre_hook(note, with_kwargs=True)
+        use.whole()
+        hook.remove()
+    assert any(masked) == padded
+    assert not all(masked)
+
+
+@pytest.mark.slow
 def test_an_encoder_decoder_of_one_new_token_has_no_step_of_its_own() -> None:
     model = t5()
     assert list(planned_use(model, planned(model, new_tokens=1)).passes) == ["prompt"]

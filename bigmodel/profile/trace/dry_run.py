@@ -31,7 +31,6 @@ from ...quantized.packable import plan_products
 from ..model.units import UnitProfile
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
-from .reading import read_as_real, reading
 from .recorder import Recorder
 from .session import (
     BroughtToWeights,
@@ -43,7 +42,7 @@ from .session import (
 )
 from .trace import Trace, cut
 from .uses import Use, use_sample, uses_of
-from .values import Values
+from .values import Values, read_as_real, reading
 from .workload import Workload
 
 logger = logging.getLogger(__name__)
