@@ -5,15 +5,31 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 import xml.etree.ElementTree as xml
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
-from .accelerate import ROOT
+from .accelerate import FOLDER, ROOT
 
 PLUGINS = Path(__file__).parent / "plugins"
+
+
+def distribution(package: str) -> Path:
+    """Return the folder with the tests of the version of a package that is installed, fetched if necessary."""
+    name = f"{package}-{version(package)}"
+    folder = FOLDER / name
+    if not folder.is_dir():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        subprocess.run([*fetch, "--dest", str(FOLDER), name.replace("-", "==")], check=True)
+        with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
+            inside = [member for member in archive if member.name.startswith(f"{name}/tests/")]
+            archive.extractall(FOLDER, inside, filter="data")
+    return folder
 
 
 @dataclass

@@ -11,16 +11,14 @@ case fails.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
-import tarfile
 import tempfile
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from .accelerate import FOLDER, source
-from .cases import run_cases, told
+from .accelerate import source
+from .cases import distribution, run_cases, told
 
 CASES = "tests/test_gpu_examples.py"
 CHOSEN = "TestOffloadSave"
@@ -31,26 +29,13 @@ ON_META = "assert len({p.device for p in offloaded_model.parameters()}) == 2  # 
 REAL = "assert {p.device.type for p in offloaded_model.parameters()} == {'cpu'}"
 
 
-def distribution() -> Path:
-    """Return the folder of the source distribution of the peft that is installed, fetched if necessary."""
-    name = f"peft-{version('peft')}"
-    folder = FOLDER / name
-    if not folder.is_dir():
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        subprocess.run([*fetch, "--dest", str(FOLDER), name.replace("-", "==")], check=True)
-        with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
-            archive.extractall(FOLDER, filter="data")
-    return folder
-
-
 def lay_out(folder: Path) -> None:
     """Write the tests and the models that they load into `folder`."""
     from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
     from tests.compat.programs.example import tokenizer
 
-    shutil.copytree(distribution() / "tests", folder / "tests")
+    shutil.copytree(distribution("peft") / "tests", folder / "tests")
     (folder / "tests" / "__init__.py").touch()
     cases = folder / CASES
     cases.write_text(cases.read_text().replace(ON_META, REAL))

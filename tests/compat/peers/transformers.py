@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-import tarfile
 import tempfile
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from .accelerate import FOLDER
-from .cases import run_cases, told
+from .cases import distribution, run_cases, told
 from .transformers_reasons import REASON_OF
 
 SOURCE = "TRANSFORMERS_SOURCE"
@@ -43,26 +40,12 @@ NEEDS = ("parameterized", "timeout_decorator")
 """Packages that the tests import and this project does not."""
 
 
-def distribution() -> Path:
-    """Return the folder of the source distribution of the transformers that is installed, fetched if necessary."""
-    name = f"transformers-{version('transformers')}"
-    folder = FOLDER / name
-    if not folder.is_dir():
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        subprocess.run([*fetch, "--dest", str(FOLDER), name.replace("-", "==")], check=True)
-        with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
-            inside = [member for member in archive if member.name.startswith(f"{name}/tests/")]
-            archive.extractall(FOLDER, inside, filter="data")
-    return folder
-
-
 def lay_out(checkout: Path, folder: Path) -> None:
     """Put the tests of a checkout into `folder`, and over them the files of the version that is installed."""
     for name in ("tests", "utils"):
         shutil.copytree(checkout / name, folder / name)
     shutil.copy(checkout / "conftest.py", folder)
-    for file in (distribution() / "tests").glob("*.py"):
+    for file in (distribution("transformers") / "tests").glob("*.py"):
         shutil.copy(file, folder / "tests")
     # Helpers of the tests read transformers' source in the place where a checkout has it.
     installed = find_spec("transformers")
