@@ -40,18 +40,25 @@ def buffered_two(files: Sequence[Path]) -> int:
 
 def populate(files: Sequence[Path]) -> int:
     """Map the files and have the kernel read their pages, 8 MiB at a time, without copies."""
-    libc, total = c_library(), 0
+    total = 0
     for file in files:
         size = file.stat().st_size
         with file.open("rb") as source, mmap.mmap(source.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ) as view:
             begin = address_of(view, size)
             for offset in range(0, size, 8 * MIB):
-                length = min(8 * MIB, size - offset)
-                address = ctypes.c_void_p(begin + offset)
-                if libc.madvise(address, ctypes.c_size_t(length), _MADV_POPULATE_READ):
-                    raise BenchmarkError("this kernel has no MADV_POPULATE_READ (it came with Linux 5.14)")
+                populate_pages(begin + offset, min(8 * MIB, size - offset))
         total += size
     return total
+
+
+def populate_pages(address: int, nbytes: int) -> None:
+    """Have the kernel read the pages of a mapping. `address` is that of a page.
+
+    Raises:
+        BenchmarkError: this kernel cannot.
+    """
+    if c_library().madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), _MADV_POPULATE_READ):
+        raise BenchmarkError("this kernel has no MADV_POPULATE_READ (it came with Linux 5.14)")
 
 
 POPULATE = "raw: MADV_POPULATE_READ, 8 MiB"

@@ -296,14 +296,18 @@ class _Loop:
         kept = [*tensors_in(media), *([] if self.positions is None else [self.positions])]
         kept, unread = ([*kept, *mask], []) if self.is_padded else (kept, mask)
         output = self.session.generate_with(kept, unread, **inputs)
-        del inputs, masked, order, mask, kept, unread, positions, ids
+        if self.scores is None:
+            inputs = {}
+        del masked, order, mask, kept, unread, positions, ids
+        # `generate` frees the inputs of the prefill here, and those of a step once the next one's are made.
         self._cover(self.ids.shape[1] + 1)
         self.scores = next_token_scores(self.session, output)
-        self._choose()
+        choose(self.session, self.scores)
+        self._append_chosen()
         returned = cache_in(output)
         self.cache = self.cache if returned is None else returned
 
-    def _choose(self) -> None:
+    def _append_chosen(self) -> None:
         """Append the next token for a moment: `generate` does so before it frees the output of the forward."""
         with self.session.recorder.at_inputs():
             torch.cat([self.ids, self.session.tokens(1)], 1)
@@ -338,7 +342,7 @@ def encode_media(session: Session, media: Mapping[str, Any]) -> tuple[dict[str, 
 
 
 def next_token_scores(session: Session, output: Any) -> torch.Tensor | None:
-    """Return the scores of the next token, the last logits in float32 on the inputs' device; compute their argmax.
+    """Return the scores of the next token, the last logits in float32 on the inputs' device.
 
     Scores of suppressed tokens are replaced.
     """
@@ -350,8 +354,14 @@ def next_token_scores(session: Session, output: Any) -> torch.Tensor | None:
         for _ in suppressed_tokens(session.model):
             tokens = torch.arange(scores.shape[-1], device=scores.device)
             scores = torch.where(torch.empty_like(tokens, dtype=torch.bool), -torch.inf, scores)
-        scores.argmax(-1)
     return scores
+
+
+def choose(session: Session, scores: torch.Tensor | None) -> None:
+    """Compute the argmax of scores, once those of the step before are freed."""
+    if scores is not None:
+        with session.recorder.at_inputs():
+            scores.argmax(-1)
 
 
 def suppressed_tokens(model: Any) -> list[list[int]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .generation import ALTERNATIVE, FURTHER, cache_in, kept_ids, next_token_scores
+from .generation import ALTERNATIVE, FURTHER, cache_in, choose, kept_ids, next_token_scores
 from .inputs import MASK, padding_mask
 from .session import Session
 from .values import real_tensors
@@ -98,6 +98,7 @@ class _Loop:
             use_cache=True,
         )
         self.scores = next_token_scores(self.session, output)
+        choose(self.session, self.scores)
         self.cache = cache_in(output)
 
 

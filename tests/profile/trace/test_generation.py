@@ -44,6 +44,9 @@ def small(family: str) -> Any:
         return t.ElectraForCausalLM(t.ElectraConfig(**sizes, embedding_size=64, eos_token_id=2)).eval()
     if family == "mixtral":
         return t.MixtralForCausalLM(t.MixtralConfig(**{**sizes, "num_hidden_layers": 2}, num_local_experts=4)).eval()
+    if family == "opt":  # many words beside few layers: the scores of the next token are its largest tensors
+        opt = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 459}
+        return t.OPTForCausalLM(t.OPTConfig(**opt, word_embed_proj_dim=32)).eval()
     windowed = {"sliding_window": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     if family == "mistral":
         return t.MistralForCausalLM(t.MistralConfig(**sizes, **windowed)).eval()
@@ -94,6 +97,7 @@ def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int
         ("llama", 1, 60, 1),
         ("llama", 2, 3, 20),
         ("mixtral", 2, 3, 20),
+        ("opt", 3, 3, 3),
     ],
 )
 def test_the_peak_of_generate_is_predicted_to_the_byte(
