@@ -265,11 +265,13 @@ KINDS = tuple(_KINDS)
 # --- the largest bodies -------------------------------------------------------------------------------
 
 
-def largest_bodies(model: str, size: int) -> dict[str, bytes]:
-    """Bodies of ``size`` bytes, each the worst of its sort: requests to /v1/completions."""
+def largest_bodies(model: str, size: int, prompt: str = "prompt") -> dict[str, bytes]:
+    """Bodies of ``size`` bytes, each the worst of its sort: requests to /v1/completions, or to another route whose
+    field ``prompt`` is the largest one."""
 
     def repeated(field: str, item: bytes, opening: bytes = b"[", closing: bytes = b"1]") -> bytes:
-        start = b'{"model": "%s", "prompt": "1", "%s": ' % (model.encode(), field.encode()) + opening
+        name = prompt if field == "prompt" else field
+        start = b'{"model": "%s", "%s": "1", "%s": ' % (model.encode(), prompt.encode(), name.encode()) + opening
         return start + item * ((size - len(start)) // len(item)) + closing + b"}"
 
     smile = "\U0001f600".encode()

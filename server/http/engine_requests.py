@@ -57,12 +57,17 @@ async def chat_prompt(body: ChatBody, codec: TextCodec, longest: int, run: OffLo
 
     400 for variables that the template cannot have, 413 for more than `longest` tokens.
     """
-    taken = codec.not_for_templates & (body.chat_template_kwargs or {}).keys()
-    if taken:
-        raise bad_value("chat_template_kwargs", f"'{min(taken)}' is no variable of the chat template")
+    check_template_variables(codec, body.chat_template_kwargs)
     tools = None if body.tool_choice == "none" else [tool.plain() for tool in body.tools or ()]
     extra = body.chat_template_kwargs
-    return await render(codec, body.messages, tools, body.add_generation_prompt, extra, longest, run)
+    return await render(codec, body.messages, tools, body.add_generation_prompt, extra, longest, run=run)
+
+
+def check_template_variables(codec: TextCodec, variables: Mapping[str, Any] | None) -> None:
+    """400 for variables that the chat template cannot have."""
+    taken = codec.not_for_templates & (variables or {}).keys()
+    if taken:
+        raise bad_value("chat_template_kwargs", f"'{min(taken)}' is no variable of the chat template")
 
 
 async def render(
@@ -72,6 +77,8 @@ async def render(
     add_generation_prompt: bool,
     extra: dict[str, Any] | None = None,
     longest: int | None = None,
+    *,
+    special: bool = False,
     run: OffLoop = off_loop,
 ) -> list[int]:
     """Return the tokens of messages; 400 when the template refuses them, 413 for more than `longest` tokens."""
@@ -99,7 +106,7 @@ async def render(
         raise bad_value("messages", str(error)) from error
     except JSONBoundsError as error:
         raise APIError(413, str(error), param="messages", code="body_too_long") from error
-    return await _encode(codec, rendered, False, longest, "messages", run)
+    return await _encode(codec, rendered, special, longest, "messages", run)
 
 
 async def _encode(

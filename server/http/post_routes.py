@@ -1,10 +1,9 @@
-"""POST routes: /v1/chat/completions, /v1/completions, /tokenize, /detokenize."""
+"""POST routes of OpenAI's older interface: /v1/chat/completions, /v1/completions."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from typing import Any
 
 from fastapi import APIRouter
 from fastapi import Request as HTTPRequest
@@ -21,7 +20,6 @@ from bigmodel.server.http.engine_requests import (
     given_prompts,
     grammar_of,
     make_request,
-    render,
     sampling_params,
     submit_all,
     token_limit,
@@ -30,7 +28,7 @@ from bigmodel.server.http.errors import bad_value
 from bigmodel.server.http.parsing import JSONRoute, end_turn, in_turn
 from bigmodel.server.http.respond import JoinedRequests, respond
 from bigmodel.server.http.state import state_of
-from bigmodel.server.http.text_bodies import CompletionBody, DetokenizeBody, TokenizeBody
+from bigmodel.server.http.text_bodies import CompletionBody
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -109,31 +107,3 @@ async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
     submit_all(engine, [request])
     end_turn(http)
     return await respond(http, JoinedRequests(engine, [request], mailbox), answer, stream=bool(body.stream))
-
-
-@router.post("/tokenize")
-async def tokenize(body: TokenizeBody, http: HTTPRequest) -> dict[str, Any]:
-    """The tokens of a text, or of a conversation in the model's chat template."""
-    state = state_of(http)
-    engine, codec = state.ready_engine()
-    state.check_model(body.model)
-    if body.messages is not None:
-        tokens = await render(codec, body.messages, None, body.add_generation_prompt, run=in_turn(http))
-    else:
-        assert body.prompt is not None
-        text, special = body.prompt, body.add_special_tokens
-        tokens = await in_turn(http)(len(text), lambda: codec.encode(text, add_special_tokens=special))
-    return {"tokens": tokens, "count": len(tokens), "max_model_len": engine.core.max_length}
-
-
-@router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, http: HTTPRequest) -> dict[str, str]:
-    """The text of tokens, special ones included."""
-    state = state_of(http)
-    _, codec = state.ready_engine()
-    state.check_model(body.model)
-    highest = max(body.tokens, default=0)
-    if highest >= codec.vocabulary_size:
-        raise bad_value("tokens", f"token {highest} is not in the vocabulary of {codec.vocabulary_size}")
-    text = await in_turn(http)(4 * len(body.tokens), lambda: codec.decode(body.tokens, skip_special_tokens=False))
-    return {"prompt": text}

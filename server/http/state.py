@@ -169,6 +169,11 @@ class ServerState:
             )
         return self.engine, self.codec
 
+    def ready_text(self) -> tuple[int, TextCodec]:
+        """Most tokens of a text, and the tokenizer; raises a 503 while there are none."""
+        engine, codec = self.ready_engine()
+        return engine.core.max_length, codec
+
     def check_model(self, name: str | None) -> None:
         """Raise a 404 unless ``name`` is the model served."""
         if name is not None and name != self.settings.model_name:

@@ -1,4 +1,4 @@
-"""Bodies of the other POST requests: completions of a text, its tokens, and the text of tokens."""
+"""Bodies of completions of a text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from bigmodel.server.http.bodies import MAX_TOP_LOGPROBS, Body, Messages, Sampling, Text, TokenId, disagrees
+from bigmodel.server.http.bodies import MAX_TOP_LOGPROBS, Sampling, Text, TokenId, disagrees
 
 
 class CompletionBody(Sampling):
@@ -30,26 +30,3 @@ class CompletionBody(Sampling):
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise disagrees("best_of", "is not supported where it is not n")
         return self
-
-
-class TokenizeBody(Body):
-    """POST /tokenize: a text, or the messages of a chat."""
-
-    model: Text | None = None
-    prompt: Text | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> TokenizeBody:
-        if (self.prompt is None) == (self.messages is None):
-            raise disagrees("prompt", "give either it or messages")
-        return self
-
-
-class DetokenizeBody(Body):
-    """POST /detokenize."""
-
-    model: Text | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

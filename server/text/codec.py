@@ -142,6 +142,10 @@ class TextCodec:
         template: str = self.tokenizer.get_chat_template(tools=tools)
         return template
 
+    def pieces(self, ids: list[int]) -> list[str]:
+        """The vocabulary's names of tokens, such as "Ġthe"; empty for tokens that have none."""
+        return [piece or "" for piece in self.tokenizer.convert_ids_to_tokens(ids)]
+
     def token_text(self, token_id: int) -> str:
         """Text of one token within a longer text."""
         alone = self.decode([token_id], skip_special_tokens=False)

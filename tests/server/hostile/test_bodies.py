@@ -9,7 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 from bigmodel.server.http.bodies import ChatBody
 from bigmodel.server.http.errors import APIError, from_validation
-from bigmodel.server.http.text_bodies import CompletionBody, DetokenizeBody
+from bigmodel.server.http.text_bodies import CompletionBody
+from bigmodel.server.http.tokenize_bodies import DetokenizeBody
 
 MANY = 200_000
 USER = {"role": "user", "content": "x"}

@@ -12,11 +12,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from bigmodel.benchmarks.hostile import ALLOWED, Attack, send
-from bigmodel.benchmarks.hostile_requests import CHAT, COMPLETIONS, KINDS, draw, largest_bodies, post
+from bigmodel.benchmarks.hostile_requests import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    KINDS,
+    TOKENIZE,
+    draw,
+    largest_bodies,
+    post,
+)
 from bigmodel.server.http.bodies import ChatBody
 from bigmodel.server.http.text_bodies import CompletionBody
+from bigmodel.server.http.tokenize_bodies import DetokenizeBody, TokenizeBody
 from tests.cli.test_serve_process import serving
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
@@ -52,11 +63,23 @@ def test_hostile_requests_change_nothing(tmp_path: Path) -> None:
     assert len(statuses) > 3, statuses
 
 
+HI = [{"role": "user", "content": "the"}]
+FEW = {"max_tokens": 2, "temperature": 0}
+ROUTES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
+    COMPLETIONS: (CompletionBody, {"prompt": [1, 2, 3], **FEW}),
+    CHAT: (ChatBody, {"messages": HI, **FEW}),
+    TOKENIZE: (TokenizeBody, {"messages": HI}),
+    DETOKENIZE: (DetokenizeBody, {"tokens": [1, 2, 3]}),
+}
+"""Of each route its body, and fields of a good request; the first of them is the largest in hostile ones."""
+
+
+@pytest.mark.parametrize("path", [path for path in ROUTES if path != CHAT])
 @pytest.mark.parametrize("name", largest_bodies("tiny", 100))
-def test_large_bodies_of_every_sort_are_answered_in_few_bytes(name: str, url: str) -> None:
+def test_large_bodies_of_every_sort_are_answered_in_few_bytes(path: str, name: str, url: str) -> None:
     port = int(url.rpartition(":")[2])
-    body = largest_bodies("tiny", 150_000)[name]
-    status, answer = asyncio.run(send(port, Attack(name, post(COMPLETIONS, body))))
+    body = largest_bodies("tiny", 150_000, next(iter(ROUTES[path][1])))[name]
+    status, answer = asyncio.run(send(port, Attack(name, post(path, body))))
     assert status in (400, 404, 413, 422), answer
     assert len(answer) <= 1024
 
@@ -82,11 +105,10 @@ ANYTHING = st.recursive(
 @st.composite
 def bodies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """A path, and a request that would be good if not for some of its fields."""
-    path, body_type = draw(st.sampled_from([(COMPLETIONS, CompletionBody), (CHAT, ChatBody)]))
-    good: dict[str, Any] = {"model": "tiny", "max_tokens": 2, "temperature": 0}
-    good |= {"prompt": [1, 2, 3]} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "the"}]}
+    path = draw(st.sampled_from(list(ROUTES)))
+    body_type, good = ROUTES[path]
     fields = st.sampled_from([*body_type.model_fields, "unknown"])
-    return path, good | draw(st.dictionaries(fields, ANYTHING, min_size=1, max_size=3))
+    return path, {"model": "tiny"} | good | draw(st.dictionaries(fields, ANYTHING, min_size=1, max_size=3))
 
 
 @pytest.mark.slow

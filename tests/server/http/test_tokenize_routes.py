@@ -1,0 +1,67 @@
+"""Text to tokens and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+GO_ON = {"continue_final_message": True}
+
+
+def test_a_texts_tokens_give_the_text_back(url: str) -> None:
+    there = httpx.post(f"{url}/tokenize", json={"prompt": "the cat"}).json()
+    assert there["count"] == len(there["tokens"]) == 5
+    assert there["max_model_len"] == 1024
+    back = httpx.post(f"{url}/detokenize", json={"tokens": there["tokens"]}).json()
+    assert back == {"prompt": "the cat"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "<user>hi\n<assistant>"),
+        ({"add_generation_prompt": False}, "<user>hi\n"),
+        (GO_ON, "<user>hi"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "[tools: 1]\n<user>hi\n<assistant>"),
+    ],
+)
+def test_a_conversation_is_tokenized_as_the_chat_template_writes_it(
+    url: str, fields: dict[str, Any], text: str
+) -> None:
+    tokens = httpx.post(f"{url}/tokenize", json={**CHAT, **fields}).json()["tokens"]
+    assert httpx.post(f"{url}/detokenize", json={"tokens": tokens}).json() == {"prompt": text}
+
+
+def test_special_tokens_are_shown(url: str) -> None:
+    tokens = httpx.post(f"{url}/tokenize", json={"prompt": "a<|end|>"}).json()["tokens"]
+    assert len(tokens) == 2
+    assert httpx.post(f"{url}/detokenize", json={"tokens": tokens}).json() == {"prompt": "a<|end|>"}
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status", "param"),
+    [
+        ("tokenize", {}, 400, "prompt"),
+        ("tokenize", {"prompt": "a", "tools": []}, 400, "tools"),
+        ("tokenize", {"prompt": "a", "add_generation_prompt": True}, 400, "add_generation_prompt"),
+        ("tokenize", {**CHAT, "add_generation_prompt": True, **GO_ON}, 400, "continue_final_message"),
+        ("tokenize", {**CHAT, "chat_template_kwargs": {"tokenize": True}}, 400, "chat_template_kwargs"),
+        ("tokenize", {**CHAT, "chat_template": "x"}, 400, "chat_template"),
+        ("tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
+        ("detokenize", {"tokens": [10**6]}, 400, "tokens"),
+        ("detokenize", {"tokens": [1], "model": "other"}, 404, "model"),
+    ],
+)
+def test_invalid_requests_are_refused(url: str, route: str, body: dict[str, Any], status: int, param: str) -> None:
+    answer = httpx.post(f"{url}/{route}", json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param
+
+
+def test_the_names_of_tokens_are_given_on_request(url: str) -> None:
+    given = {"prompt": "in the", "return_token_strs": True}
+    assert httpx.post(f"{url}/tokenize", json=given).json()["token_strs"] == ["in", "Ġthe"]
+    assert "token_strs" not in httpx.post(f"{url}/tokenize", json={"prompt": "a"}).json()
