@@ -10,6 +10,7 @@ from typing import Any
 
 LARGEST = 8 << 20  # bytes of a body
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
+MESSAGES = "/v1/messages"
 
 
 @dataclass(frozen=True)
@@ -89,17 +90,35 @@ def _body(rng: random.Random, model: str) -> tuple[str, dict[str, Any]]:
         (COMPLETIONS, {**asked, "prompt": "1 2 3"}),
         (COMPLETIONS, {**asked, "prompt": [[1, 2], [3]], "echo": True, "logprobs": 2}),
         (CHAT, {**asked, "messages": turns}),
+        (MESSAGES, _message(rng, model)),
         (TOKENIZE, {"model": model, "prompt": "1 2 3"}),
+        (TOKENIZE, {"model": model, "messages": turns, "return_token_strs": True}),
         (DETOKENIZE, {"model": model, "tokens": [1, 2, 3]}),
     ]
     return rng.choice(bodies)
+
+
+def _message(rng: random.Random, model: str) -> dict[str, Any]:
+    """A request for a message with blocks of every sort."""
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "1 2 3", "is_error": rng.random() < 0.5}
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "2"}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "1", "signature": ""}, call]},
+        {"role": "user", "content": [result, {"type": "text", "text": "3"}]},
+        {"role": "assistant", "content": "3"},
+    ]
+    tools = [{"name": "f", "input_schema": {"type": "object"}}] if rng.random() < 0.3 else []
+    asked = {"max_tokens": 3, "stream": rng.random() < 0.3, "system": "1", "stop_sequences": ["9"]}
+    return {"model": model, "messages": turns[: rng.randrange(1, 5)], "tools": tools, **asked}
 
 
 _FIELDS = (
     *("model", "prompt", "messages", "tokens", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k"),
     *("min_p", "n", "stop", "seed", "stream", "stream_options", "logit_bias", "logprobs", "top_logprobs", "tools"),
     *("response_format", "tool_choice", "chat_template_kwargs", "echo", "best_of", "timeout", "user", "suffix"),
-    *("presence_penalty", "repetition_penalty", "add_special_tokens", "unknown"),
+    *("presence_penalty", "repetition_penalty", "add_special_tokens", "unknown", "continue_final_message"),
+    *("system", "stop_sequences", "thinking", "output_config", "metadata", "thinking_token_budget"),
 )
 
 

@@ -10,15 +10,11 @@ from typing import Any
 from bigmodel.server.answers.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from bigmodel.server.answers.parsers.formats import AnswerFormat
 from bigmodel.server.answers.parsers.reader import AnswerParser, AnswerPart, Content, ToolCall
+from bigmodel.server.answers.sse import event
 from bigmodel.server.engine.scheduling.request import Delta, Done, TokenLogprob
 from bigmodel.server.text.codec import TextCodec
 
 DONE = b"data: [DONE]\n\n"
-
-
-def event(data: str) -> bytes:
-    """One server-sent event with ``data``, which must be on one line."""
-    return f"data: {data}\n\n".encode()
 
 
 def usage(done: Done) -> dict[str, Any]:
@@ -48,11 +44,16 @@ class Chunks:
         return event(f"{self._before}{index}, {fields}{self._after}")
 
     def closing(self, done: Done) -> bytes:
-        """The usage chunk, if requested."""
+        """The usage chunk, if requested, and the end of the stream."""
         if not self._wants_usage:
-            return b""
+            return DONE
         numbers = json.dumps(usage(done))
-        return event(f'{self._head}, "choices": [], "usage": {numbers}}}')
+        return event(f'{self._head}, "choices": [], "usage": {numbers}}}') + DONE
+
+
+def failed(error: dict[str, Any]) -> bytes:
+    """The last event of a stream that failed."""
+    return event(json.dumps({"error": error}))
 
 
 # --- text completions ---------------------------------------------------------------------------------
@@ -112,8 +113,12 @@ class CompletionAnswer:
         return self._chunks.of_choice(index, fields)
 
     def closing(self, done: Done) -> bytes:
-        """The usage chunk, if requested."""
+        """The usage chunk, if requested, and the end of the stream."""
         return self._chunks.closing(done)
+
+    def failed(self, status: int, error: dict[str, Any]) -> bytes:
+        """The error as an event."""
+        return failed(error)
 
     def _with_echo(
         self, choice: _CompletionChoice, delta: Delta
@@ -247,8 +252,12 @@ class ChatAnswer:
         return self._format.new_id()
 
     def closing(self, done: Done) -> bytes:
-        """The usage chunk, if requested."""
+        """The usage chunk, if requested, and the end of the stream."""
         return self._chunks.closing(done)
+
+    def failed(self, status: int, error: dict[str, Any]) -> bytes:
+        """The error as an event."""
+        return failed(error)
 
     def _chunk(self, index: int, delta: str, logprobs: str, reason: str) -> bytes:
         fields = f'"delta": {delta}, "logprobs": {logprobs}, "finish_reason": {reason}'

@@ -69,7 +69,14 @@ class OutputStream:
         return self._delta(text, "stop" if stopped else reason)
 
     def _delta(self, text: str, reason: str | None) -> Delta:
-        delta = Delta(self._sequence.index, text, tuple(self._tokens), tuple(self._logprobs), finish_reason=reason)
+        delta = Delta(
+            self._sequence.index,
+            text,
+            tuple(self._tokens),
+            tuple(self._logprobs),
+            finish_reason=reason,
+            stop=None if reason is None else self._stop.found,
+        )
         self._tokens, self._logprobs = [], []
         return delta
 
@@ -232,6 +239,8 @@ class EngineCore:
                 sequence.stream = OutputStream(sequence, self.codec, self.eos_ids, self.max_length)
                 if request.params.grammar is not None:
                     sequence.grammar_state = request.params.grammar.state()
+                if request.params.reasoning is not None:
+                    sequence.reasoning_state = request.params.reasoning.state()
         except Exception as error:
             self._fail_step(request, error)
 

@@ -305,7 +305,32 @@ class Message(Body):
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-class ChatBody(Sampling):
+class TemplateFields(Body):
+    """How a chat template is to write a conversation."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: FreeObject | None = None
+
+    @model_validator(mode="after")
+    def _one_end(self) -> TemplateFields:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise disagrees("continue_final_message", "is not allowed with add_generation_prompt=true")
+        return self
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """What the template is given beside messages and tools."""
+        whole = not self.continue_final_message
+        prompted = whole if self.add_generation_prompt is None else self.add_generation_prompt
+        going_on = {} if whole else {"continue_final_message": True}
+        return {**(self.chat_template_kwargs or {}), **going_on, "add_generation_prompt": prompted}
+
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ChatBody(Sampling, TemplateFields):
     """POST /v1/chat/completions."""
 
     messages: Messages
@@ -315,8 +340,8 @@ class ChatBody(Sampling):
     tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
-    add_generation_prompt: bool = True
-    chat_template_kwargs: FreeObject | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatBody:

@@ -118,19 +118,21 @@ class KeyGuard:
             return
         error = APIError(
             401,
-            "an API key is needed: send 'Authorization: Bearer KEY'",
+            "an API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             code="invalid_api_key",
             headers={"WWW-Authenticate": 'Bearer realm="bigmodel"'},
         )
-        await counted(scope["app"], error)(scope, receive, send)
+        await counted(scope["app"], error, scope["path"])(scope, receive, send)
 
     def _allowed(self, headers: Headers) -> str | None:
         """The key of a request that has a known one."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")  # where Anthropic's clients send it
         given = key.strip().encode("latin-1")  # the bytes sent; Starlette decodes headers as Latin-1
         # Every key is compared, in constant time: timing reveals neither which one matches nor how far.
         matches = [hmac.compare_digest(given, known) for known in self._keys]
-        return given.decode("latin-1") if scheme.lower() == "bearer" and any(matches) else None
+        return given.decode("latin-1") if any(matches) else None
 
 
 class HasBodyLimit(Protocol):
@@ -170,7 +172,7 @@ class BodyLimit:
 
     async def _refuse(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
         error = APIError(413, f"the body is longer than {limit} bytes", code="body_too_long")
-        await counted(scope["app"], error)(scope, receive, send)
+        await counted(scope["app"], error, scope["path"])(scope, receive, send)
 
 
 def client_of(scope: Scope) -> str:

@@ -13,6 +13,7 @@ from fastapi import Request as HTTPRequest
 from bigmodel.server.answers.parsers.formats import AnswerFormat, ModelFormats
 from bigmodel.server.engine.engine import Engine, EngineStoppedError, QueueFullError
 from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError, available
+from bigmodel.server.engine.sampling.reasoning_budget import ReasoningBudget
 from bigmodel.server.engine.sampling.tool_schema import calls_schema
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
 from bigmodel.server.http.bodies import ChatBody, Message, Sampling
@@ -52,15 +53,21 @@ async def completion_prompts(
     return prompts
 
 
-async def chat_prompt(body: ChatBody, codec: TextCodec, longest: int, run: OffLoop = off_loop) -> list[int]:
-    """Return the tokens of a conversation in the model's chat template.
+async def chat_prompt(
+    body: ChatBody,
+    codec: TextCodec,
+    longest: int,
+    run: OffLoop = off_loop,
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Return the tokens of a conversation in the model's chat template, with `variables` that the body does not set.
 
     400 for variables that the template cannot have, 413 for more than `longest` tokens.
     """
     check_template_variables(codec, body.chat_template_kwargs)
     tools = None if body.tool_choice == "none" else [tool.plain() for tool in body.tools or ()]
-    extra = body.chat_template_kwargs
-    return await render(codec, body.messages, tools, body.add_generation_prompt, extra, longest, run=run)
+    arguments = {**(variables or {}), **body.template_arguments}
+    return await render(codec, body.messages, tools, arguments, longest, run=run)
 
 
 def check_template_variables(codec: TextCodec, variables: Mapping[str, Any] | None) -> None:
@@ -74,18 +81,22 @@ async def render(
     codec: TextCodec,
     messages: list[Message],
     tools: list[dict[str, Any]] | None,
-    add_generation_prompt: bool,
-    extra: dict[str, Any] | None = None,
+    arguments: Mapping[str, Any],
     longest: int | None = None,
     *,
     special: bool = False,
     run: OffLoop = off_loop,
 ) -> list[int]:
-    """Return the tokens of messages; 400 when the template refuses them, 413 for more than `longest` tokens."""
+    """Return the tokens of messages in the chat template with its `arguments`.
+
+    400 when the template refuses them, 413 for more than `longest` tokens.
+    """
+    extra = dict(arguments)
+    prompted = extra.pop("add_generation_prompt", True)
 
     def text(*, arguments_as_objects: bool) -> str:
         given = [message.plain(arguments_as_objects=arguments_as_objects) for message in messages]
-        return codec.render_chat(given, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra)
+        return codec.render_chat(given, tools=tools, add_generation_prompt=prompted, extra=extra)
 
     def text_of_any_template() -> str:
         calls = [call for message in messages for call in message.tool_calls or ()]
@@ -223,6 +234,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: bool = False,
     grammar: Grammar | None = None,
+    reasoning: ReasoningBudget | None = None,
     kept_special: Mapping[int, str] | None = None,
 ) -> SamplingParams:
     """The engine's sampling parameters; missing fields have OpenAI's defaults."""
@@ -242,6 +254,7 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         ignore_eos=body.ignore_eos,
         grammar=grammar,
+        reasoning=reasoning,
         kept_special=kept_special or {},
     )
 

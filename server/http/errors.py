@@ -1,4 +1,4 @@
-"""Error responses: OpenAI's error object for every failure, with its status.
+"""Error responses: OpenAI's error object for every failure, with its status; Anthropic's under its paths.
 
 status  type                   when
 400     invalid_request_error  an invalid value, or an unsupported field (``param`` names it)
@@ -26,9 +26,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from bigmodel.server.answers.anthropic import error_body
 from bigmodel.server.http.json_bounds import JSONBoundsError
 
 logger = logging.getLogger(__name__)
+
+ANTHROPIC_PATHS = ("/v1/messages",)
+"""Beginnings of the paths whose errors have Anthropic's form."""
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
 _CODES = {404: "unknown_url", 405: "method_not_supported", 413: "body_too_long"}
@@ -66,9 +70,14 @@ class APIError(Exception):
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        """The response with status, headers and error object."""
-        return JSONResponse(self.body, self.status, headers=self.headers)
+    def response(self, path: str = "") -> JSONResponse:
+        """The response of a route, with status, headers and error object."""
+        if not path.startswith(ANTHROPIC_PATHS):
+            return JSONResponse(self.body, self.status, headers=self.headers)
+        named = self.param is None or self.param in self.message
+        message = self.message if named else f"{self.param}: {self.message}"
+        status = 400 if self.status == 422 else self.status
+        return JSONResponse(error_body(status, message), status, headers=self.headers)
 
 
 def _encodable(text: str) -> str:
@@ -99,29 +108,30 @@ def install(app: FastAPI) -> None:
 
     async def api_error(request: HTTPRequest, error: Exception) -> JSONResponse:
         assert isinstance(error, APIError)
-        return counted(app, error)
+        return counted(app, error, request.url.path)
 
     async def validation(request: HTTPRequest, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return counted(app, from_validation(list(error.errors())))
+        return counted(app, from_validation(list(error.errors())), request.url.path)
 
     async def http(request: HTTPRequest, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         if isinstance(error.__cause__, RequestValidationError):
             return await validation(request, error.__cause__)
         if isinstance(error.__cause__, JSONBoundsError):
-            return counted(app, APIError(413, f"the body is too large: {error.__cause__}", code="body_too_long"))
+            too_large = APIError(413, f"the body is too large: {error.__cause__}", code="body_too_long")
+            return counted(app, too_large, request.url.path)
         if isinstance(error.__cause__, RecursionError | ValueError):  # raised while the body was parsed as JSON
-            return counted(app, unreadable(error.__cause__))
+            return counted(app, unreadable(error.__cause__), request.url.path)
         why = str(error.detail)
         if why == HTTPStatus(error.status_code).phrase:  # no such route, or another method
             why = f"{why}: {request.method} {request.url.path}; /docs lists the routes"
         code = _CODES.get(error.status_code)
-        return counted(app, APIError(error.status_code, why, code=code, headers=error.headers))
+        return counted(app, APIError(error.status_code, why, code=code, headers=error.headers), request.url.path)
 
     async def unexpected(request: HTTPRequest, error: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return counted(app, APIError(500, "internal error; the server's log says more"))
+        return counted(app, APIError(500, "internal error; the server's log says more"), request.url.path)
 
     app.add_exception_handler(APIError, api_error)
     app.add_exception_handler(RequestValidationError, validation)
@@ -129,10 +139,10 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, unexpected)
 
 
-def counted(app: FastAPI, error: APIError) -> JSONResponse:
-    """The response of ``error``, counted in the metrics of ``app``."""
+def counted(app: FastAPI, error: APIError, path: str) -> JSONResponse:
+    """The response of ``error`` to a request of ``path``, counted in the metrics of ``app``."""
     app.state.server.metrics.refused(error.status)
-    return error.response()
+    return error.response(path)
 
 
 # --- invalid bodies -----------------------------------------------------------------------------------

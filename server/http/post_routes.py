@@ -11,10 +11,9 @@ from starlette.responses import Response
 
 from bigmodel.server.answers.openai import ChatAnswer, CompletionAnswer
 from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.chat_requests import prepare_chat
 from bigmodel.server.http.engine_requests import (
     DEFAULT_COMPLETION_TOKENS,
-    answer_format,
-    chat_prompt,
     check_number,
     completion_prompts,
     given_prompts,
@@ -76,34 +75,15 @@ async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
 @router.post("/v1/chat/completions")
 async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
     """Answer a conversation."""
-    state = state_of(http)
-    engine, codec = state.ready_engine()
-    state.check_model(body.model)
-    if body.max_tokens == 0:
-        raise bad_value("max_tokens", "max_tokens must be at least 1")
-    check_number(engine, 1, body.n or 1)
-    prompt = await chat_prompt(body, codec, engine.core.max_length, in_turn(http))
-    form = answer_format(body, state, codec, prompt)
-    params = sampling_params(
-        body,
-        codec,
-        max_tokens=token_limit(body.limit, None, len(prompt), engine.core.max_length, "messages"),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=await grammar_of(body, state, http),
-        kept_special=None if form is None else form.kept,
-    )
-    mailbox = state.mailbox(at_once=not body.stream)
-    request = make_request(state, body, prompt, params, mailbox.sink(0))
+    prepared = await prepare_chat(body, http)
     answer = ChatAnswer(
         f"chatcmpl-{uuid.uuid4().hex}",
         int(time.time()),
-        state.settings.model_name,
+        state_of(http).settings.model_name,
         body.n or 1,
-        codec,
+        prepared.codec,
         logprobs=bool(body.logprobs),
         usage=body.include_usage,
-        answer_format=form,
+        answer_format=prepared.form,
     )
-    submit_all(engine, [request])
-    end_turn(http)
-    return await respond(http, JoinedRequests(engine, [request], mailbox), answer, stream=bool(body.stream))
+    return await prepared.answer(http, answer, stream=bool(body.stream))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +14,6 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bigmodel.server.answers.openai import DONE, event
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Delta, Done, Event, Failed, Request
 from bigmodel.server.http.errors import APIError
@@ -164,13 +162,15 @@ def _sum(a: Done, b: Done) -> Done:
 
 
 class Answer(Protocol):
-    """Formats deltas, as chunks of a stream (opening, chunk, closing) or as one body (add, whole)."""
+    """Formats deltas, as chunks of a stream (opening, chunk, closing or failed) or as one body (add, whole)."""
 
     def opening(self) -> bytes: ...
 
     def chunk(self, index: int, delta: Delta) -> bytes: ...
 
     def closing(self, done: Done) -> bytes: ...
+
+    def failed(self, status: int, error: dict[str, Any]) -> bytes: ...
 
     def add(self, index: int, delta: Delta) -> None: ...
 
@@ -204,12 +204,12 @@ async def _stream(joined: JoinedRequests, answer: Answer) -> AsyncIterator[bytes
             yield opening
         async for batch in joined.batches():
             yield b"".join([answer.chunk(index, delta) for index, delta in batch])
-        yield answer.closing(joined.done) + DONE
+        yield answer.closing(joined.done)
     except APIError as error:
-        yield event(json.dumps(error.body))
+        yield answer.failed(error.status, error.body["error"])
     except Exception:
         logger.exception("a stream failed")
-        yield event(json.dumps(APIError(500, "internal error; the server's log says more").body))
+        yield answer.failed(500, APIError(500, "internal error; the server's log says more").body["error"])
 
 
 class EventStream(Response):

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from bigmodel.server.http.bodies import Body, FreeObject, Messages, Text, TokenId, ToolList, disagrees
+from bigmodel.server.http.bodies import Body, Messages, TemplateFields, Text, TokenId, ToolList, disagrees
 
 _OF_CHATS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 
 
-class TokenizeBody(Body):
+class TokenizeBody(TemplateFields):
     """POST /tokenize: a text, or the messages of a chat."""
 
     model: Text | None = None
@@ -19,10 +19,7 @@ class TokenizeBody(Body):
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
     tools: ToolList | None = None
-    chat_template_kwargs: FreeObject | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
@@ -31,8 +28,6 @@ class TokenizeBody(Body):
         for name in _OF_CHATS:
             if self.prompt is not None and name in self.model_fields_set:
                 raise disagrees(name, "is only allowed with messages")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise disagrees("continue_final_message", "is not allowed with add_generation_prompt=true")
         return self
 
 

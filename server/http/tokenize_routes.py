@@ -38,17 +38,9 @@ async def _text_tokens(body: TokenizeBody, codec: TextCodec, run: OffLoop) -> li
 
 async def _chat_tokens(body: TokenizeBody, codec: TextCodec, run: OffLoop) -> list[int]:
     check_template_variables(codec, body.chat_template_kwargs)
-    extra = {"continue_final_message": True} if body.continue_final_message else {}
-    prompted = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
-    return await render(
-        codec,
-        body.messages or [],
-        [tool.plain() for tool in body.tools or ()],
-        prompted,
-        {**(body.chat_template_kwargs or {}), **extra},
-        special=bool(body.add_special_tokens),
-        run=run,
-    )
+    tools = [tool.plain() for tool in body.tools or ()]
+    special = bool(body.add_special_tokens)
+    return await render(codec, body.messages or [], tools, body.template_arguments, special=special, run=run)
 
 
 @router.post("/detokenize")

@@ -256,6 +256,8 @@ class StopChecker:
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = tuple(string for string in stop if string)
         self._held = ""
+        self.found: str | None = None
+        """The stop string that ended the text."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Add ``text``; returns the text to send, and whether a stop string was found.
@@ -265,10 +267,11 @@ class StopChecker:
         if not self._stop:
             return text, False
         text = self._held + text
-        starts = [at for at in (text.find(string) for string in self._stop) if at >= 0]
+        starts = [(at, string) for at, string in ((text.find(string), string) for string in self._stop) if at >= 0]
         if starts:
             self._held = ""
-            return text[: min(starts)], True
+            at, self.found = min(starts)
+            return text[:at], True
         keep = self._possible_beginning(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

@@ -116,6 +116,8 @@ class Sampler:
         sequence.output.append(token)
         if sequence.grammar_state is not None:
             sequence.grammar_state.advance(token)
+        if sequence.reasoning_state is not None:
+            sequence.reasoning_state.advance(sequence.output)
         self._count(sequence)
         wanted = sequence.params.logprobs
         logprob = None if wanted is None else logprob_of(row, token, wanted)
@@ -175,6 +177,9 @@ def choose(sequence: Sequence, logits: torch.Tensor) -> int:
     Raises NotNumbersError when the logits are NaN.
     """
     params = sequence.params
+    forced: int | None = None if sequence.reasoning_state is None else sequence.reasoning_state.forced
+    if forced is not None:
+        return forced
     scores = logits.float()
     if params.adjusts_logits:
         scores = adjust(sequence, scores.clone())

@@ -43,6 +43,7 @@ class SamplingParams:
         prompt_logprobs: Report log-probabilities of the prompt's tokens too.
         ignore_eos: Treat end-of-text tokens as any other.
         grammar: Compiled constraint on the output, see :mod:`bigmodel.server.engine.sampling.grammar`.
+        reasoning: Bound on the reasoning, see :mod:`bigmodel.server.engine.sampling.reasoning_budget`.
         kept_special: Id and text of the special tokens that the text shows; it shows no others.
     """
 
@@ -61,6 +62,7 @@ class SamplingParams:
     prompt_logprobs: bool = False
     ignore_eos: bool = False
     grammar: Any = None
+    reasoning: Any = None
     kept_special: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -70,13 +72,14 @@ class SamplingParams:
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether any field changes the logits before a token is chosen."""
+        """Whether any field changes which token is chosen from the logits."""
         return bool(
             self.logit_bias
             or self.presence_penalty
             or self.frequency_penalty
             or self.repetition_penalty != 1.0
             or self.grammar is not None
+            or self.reasoning is not None
         )
 
 
@@ -94,7 +97,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Delta:
-    """New text of sequence ``index`` of a request. ``finish_reason`` is set on its last delta only."""
+    """New text of sequence ``index`` of a request.
+
+    ``finish_reason`` is set on its last delta only, and ``stop`` there if one of the stop strings ended the text.
+    """
 
     index: int
     text: str
@@ -102,6 +108,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: str | None = None
+    stop: str | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,7 @@ class Sequence:
         self.rng = random.Random(seed * 1_000_003 + index)
         self.stream: Any = None  # OutputStream, set by the engine core
         self.grammar_state: Any = None
+        self.reasoning_state: Any = None
         self.preemptions = 0
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.prompt_logprobs_sent = False

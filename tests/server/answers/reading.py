@@ -12,5 +12,6 @@ CODEC = TextCodec(tiny_tokenizer())
 
 
 def read(events: bytes) -> list[dict[str, Any]]:
-    """The chunks in a piece of a stream."""
-    return [json.loads(event.removeprefix("data: ")) for event in events.decode().split("\n\n") if event]
+    """The chunks in a piece of a stream, without its end."""
+    found = [event.removeprefix("data: ") for event in events.decode().split("\n\n") if event]
+    return [json.loads(event) for event in found if event != "[DONE]"]

@@ -11,6 +11,7 @@ from bigmodel.server.engine import Delta, Done, TokenLogprob
 from tests.server.answers.parsers.reading import form
 from tests.server.answers.reading import CODEC, read
 
+END = b"data: [DONE]\n\n"
 DONE = Done(prompt_tokens=3, completion_tokens=2, cached_tokens=1)
 PROMPTS = [CODEC.encode("the"), CODEC.encode("cat")]
 
@@ -28,7 +29,7 @@ def test_a_completion_chunk_has_text_and_finish_reason() -> None:
 
 
 def test_a_completion_stream_opens_with_nothing_and_ends_with_usage_if_requested() -> None:
-    assert (completion().opening(), completion().closing(DONE)) == (b"", b"")
+    assert (completion().opening(), completion().closing(DONE)) == (b"", END)
     requested = completion(usage=True)
     (chunk,) = read(requested.chunk(0, Delta(0, "a")))
     assert chunk["usage"] is None
@@ -83,7 +84,7 @@ def test_the_finish_reason_is_a_separate_chat_chunk() -> None:
 
 
 def test_a_chat_stream_ends_with_usage_if_requested() -> None:
-    assert chat().closing(DONE) == b""
+    assert chat().closing(DONE) == END
     asked = chat(usage=True)
     (last,) = read(asked.closing(DONE))
     assert last["choices"] == []

@@ -9,10 +9,12 @@ from pydantic import BaseModel, ValidationError
 
 from bigmodel.server.http.bodies import ChatBody
 from bigmodel.server.http.errors import APIError, from_validation
+from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
 from bigmodel.server.http.text_bodies import CompletionBody
 from bigmodel.server.http.tokenize_bodies import DetokenizeBody
 
 MANY = 200_000
+BLOCK = {"type": "tool_result", "tool_use_id": 1}
 USER = {"role": "user", "content": "x"}
 
 BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
@@ -26,6 +28,15 @@ BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "stops": (CompletionBody, {"model": "m", "prompt": "x", "stop": [""] * MANY}),
     "biases": (CompletionBody, {"model": "m", "prompt": "x", "logit_bias": {str(n): 1e9 for n in range(MANY)}}),
     "unknown fields": (CompletionBody, {"model": "m", "prompt": "x", **{f"f{n}": 1 for n in range(MANY)}}),
+    "messages of Anthropic's": (MessagesBody, {"model": "m", "max_tokens": 1, "messages": [{"role": 5}] * 9000}),
+    "too many of them": (MessagesBody, {"model": "m", "max_tokens": 1, "messages": [USER] * MANY}),
+    "blocks": (
+        MessagesBody,
+        {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [BLOCK] * MANY}]},
+    ),
+    "blocks of the system": (CountTokensBody, {"model": "m", "messages": [USER], "system": [{"type": 1}] * MANY}),
+    "tools of Anthropic's": (CountTokensBody, {"model": "m", "messages": [USER], "tools": [{"name": 1}] * MANY}),
+    "stop sequences": (MessagesBody, {"model": "m", "max_tokens": 1, "messages": [USER], "stop_sequences": [1] * MANY}),
     "tokens to detokenize": (DetokenizeBody, {"model": "m", "tokens": [-1] * MANY}),
 }
 

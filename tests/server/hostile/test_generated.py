@@ -20,12 +20,14 @@ from bigmodel.benchmarks.hostile_requests import (
     COMPLETIONS,
     DETOKENIZE,
     KINDS,
+    MESSAGES,
     TOKENIZE,
     draw,
     largest_bodies,
     post,
 )
 from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
 from bigmodel.server.http.text_bodies import CompletionBody
 from bigmodel.server.http.tokenize_bodies import DetokenizeBody, TokenizeBody
 from tests.cli.test_serve_process import serving
@@ -70,6 +72,8 @@ ROUTES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     CHAT: (ChatBody, {"messages": HI, **FEW}),
     TOKENIZE: (TokenizeBody, {"messages": HI}),
     DETOKENIZE: (DetokenizeBody, {"tokens": [1, 2, 3]}),
+    MESSAGES: (MessagesBody, {"messages": HI, **FEW}),
+    f"{MESSAGES}/count_tokens": (CountTokensBody, {"system": "the", "messages": HI}),
 }
 """Of each route its body, and fields of a good request; the first of them is the largest in hostile ones."""
 

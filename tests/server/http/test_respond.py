@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
+from bigmodel.server.answers.sse import event
 from bigmodel.server.engine import Delta, Done, Failed, Request, SamplingParams
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.respond import (
@@ -19,7 +20,6 @@ from bigmodel.server.http.respond import (
     JoinedRequests,
     Mailbox,
     Relay,
-    event,
     failure,
     respond,
     unless_disconnected,
@@ -49,7 +49,10 @@ class Texts:
         return f"{index}{delta.text}".encode()
 
     def closing(self, done: Done) -> bytes:
-        return f">{done.completion_tokens} ".encode()
+        return f">{done.completion_tokens}".encode()
+
+    def failed(self, status: int, error: dict[str, Any]) -> bytes:
+        return event(json.dumps({"error": error, "status": status}))
 
     def add(self, index: int, delta: Delta) -> None:
         self.texts[index] = self.texts.get(index, "") + delta.text
@@ -111,7 +114,7 @@ async def test_a_stream_is_opened_filled_and_closed() -> None:
     asked.say()
     answer = await asked.respond(stream=True)
     await answer({"type": "http"}, asked.connection.receive, asked.connection.send)
-    assert asked.connection.body == b"<0a2a1b3b>4 data: [DONE]\n\n"
+    assert asked.connection.body == b"<0a2a1b3b>4"
     assert asked.engine.cancelled == []
 
 

@@ -1,0 +1,201 @@
+"""Bodies of Anthropic's messages: the fields that its API documents, as far as a model of texts can honour them.
+
+A field that could only be ignored is not among them, and so is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from bigmodel.server.http.bodies import (
+    MAX_MESSAGES,
+    MAX_STOPS,
+    MAX_TOOLS,
+    Body,
+    FreeObject,
+    FunctionName,
+    Number,
+    StopString,
+    Text,
+    disagrees,
+)
+
+
+class CacheControl(Body):
+    """A hint that has no effect: every prompt's beginning is kept for later ones, where there is memory."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class _Cached(Body):
+    cache_control: CacheControl | None = None
+
+
+# --- blocks -------------------------------------------------------------------------------------------
+
+
+class TextBlock(_Cached):
+    type: Literal["text"]
+    text: Text
+    citations: Annotated[list[None], Field(max_length=0)] | None = None
+
+
+class ThinkingBlock(Body):
+    """Reasoning of an earlier answer, as this server sent it; its signature is empty."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text = ""
+
+
+class DirectCaller(Body):
+    type: Literal["direct"]
+
+
+class ToolUseBlock(_Cached):
+    type: Literal["tool_use"]
+    id: Text
+    name: Text
+    input: FreeObject
+    caller: DirectCaller | None = None
+
+
+TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True)]
+
+
+class ToolResultBlock(_Cached):
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    content: Text | TextBlocks | None = None
+    is_error: bool = False
+
+
+Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+
+_BLOCKS_OF = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "tool_use"),
+    "system": ("text",),
+}
+
+
+class AnthropicMessage(Body):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Text | Annotated[list[Block], Field(fail_fast=True)]
+
+    @model_validator(mode="after")
+    def _blocks_fit_the_role(self) -> AnthropicMessage:
+        for index, block in enumerate(self.blocks):
+            if block.type not in _BLOCKS_OF[self.role]:
+                raise disagrees(f"content.{index}.type", f"'{block.type}' is no block of the role '{self.role}'")
+        return self
+
+    @property
+    def blocks(self) -> list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]:
+        """The content as blocks."""
+        if isinstance(self.content, str):
+            return [TextBlock(type="text", text=self.content)]
+        return self.content
+
+
+# --- tools --------------------------------------------------------------------------------------------
+
+
+class AnthropicTool(_Cached):
+    type: Literal["custom"] = "custom"
+    name: FunctionName
+    description: Text | None = None
+    input_schema: FreeObject
+    strict: bool | None = None
+
+
+def _few(given: Any) -> Any:
+    if isinstance(given, list) and len(given) > MAX_TOOLS:
+        raise ValueError(f"has {len(given)} tools; at most {MAX_TOOLS} are accepted")
+    return given
+
+
+class AnthropicToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Text | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _named(self) -> AnthropicToolChoice:
+        if (self.type == "tool") != (self.name is not None):
+            raise disagrees("name", "is required with type 'tool', and only there")
+        return self
+
+
+# --- reasoning and form of the answer -----------------------------------------------------------------
+
+
+class Thinking(Body):
+    """Whether the model reasons before it answers, and what is shown of that."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @model_validator(mode="after")
+    def _budget_where_enabled(self) -> Thinking:
+        if (self.type == "enabled") != (self.budget_tokens is not None):
+            raise disagrees("budget_tokens", "is required with type 'enabled', and only there")
+        return self
+
+
+class JsonOutput(Body):
+    type: Literal["json_schema"]
+    schema_: FreeObject = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonOutput | None = None
+
+
+# --- the bodies ---------------------------------------------------------------------------------------
+
+
+class AnthropicMetadata(Body):
+    """The client's own label."""
+
+    user_id: Text | None = None
+
+
+class CountTokensBody(_Cached):
+    """POST /v1/messages/count_tokens."""
+
+    model: Text
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    system: Text | TextBlocks | None = None
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True), BeforeValidator(_few)] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesBody(CountTokensBody):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stream: bool = False
+    temperature: Annotated[Number, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    metadata: AnthropicMetadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    speed: Literal["standard"] | None = None
+
+    @model_validator(mode="after")
+    def _budget_fits(self) -> MessagesBody:
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and budget >= self.max_tokens:
+            raise disagrees("thinking.budget_tokens", "must be less than max_tokens")
+        return self

@@ -1,0 +1,46 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's interface."""
+
+from __future__ import annotations
+
+import uuid
+
+from fastapi import APIRouter
+from fastapi import Request as HTTPRequest
+from starlette.responses import Response
+
+from bigmodel.server.answers.anthropic import MessageAnswer
+from bigmodel.server.http.chat_requests import as_chat, fields_named, prepare_chat
+from bigmodel.server.http.engine_requests import chat_prompt
+from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
+from bigmodel.server.http.messages_chats import FIELDS, chat_fields, thinking_wanted
+from bigmodel.server.http.parsing import JSONRoute, in_turn
+from bigmodel.server.http.reasoning import reasoning_variables
+from bigmodel.server.http.state import state_of
+
+router = APIRouter(route_class=JSONRoute)
+
+
+@router.post("/v1/messages")
+async def messages(body: MessagesBody, http: HTTPRequest) -> Response:
+    """Answer a conversation, as Anthropic's API does."""
+    thinking = thinking_wanted(body)
+    with fields_named(FIELDS):
+        chat = await as_chat(http, lambda: chat_fields(body))
+        prepared = await prepare_chat(chat, http, thinking=thinking)
+    hidden = thinking is False or (body.thinking is not None and body.thinking.display == "omitted")
+    name, prompt = state_of(http).settings.model_name, prepared.request.prompt
+    answer = MessageAnswer(f"msg_{uuid.uuid4().hex[:24]}", name, len(prompt), prepared.form, shows_thinking=not hidden)
+    return await prepared.answer(http, answer, stream=body.stream)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(body: CountTokensBody, http: HTTPRequest) -> dict[str, int]:
+    """The tokens of a conversation, as its answer would count them."""
+    state = state_of(http)
+    engine, codec = state.ready_engine()
+    state.check_model(body.model)
+    with fields_named(FIELDS):
+        chat = await as_chat(http, lambda: chat_fields(body))
+        variables = reasoning_variables(codec, thinking_wanted(body), chat.reasoning_effort)
+        prompt = await chat_prompt(chat, codec, engine.core.max_length, in_turn(http), variables)
+    return {"input_tokens": len(prompt)}
