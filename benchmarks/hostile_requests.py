@@ -10,7 +10,7 @@ from typing import Any
 
 LARGEST = 8 << 20  # bytes of a body
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
-MESSAGES = "/v1/messages"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ def _body(rng: random.Random, model: str) -> tuple[str, dict[str, Any]]:
         (COMPLETIONS, {**asked, "prompt": [[1, 2], [3]], "echo": True, "logprobs": 2}),
         (CHAT, {**asked, "messages": turns}),
         (MESSAGES, _message(rng, model)),
+        (RESPONSES, _response(rng, model)),
         (TOKENIZE, {"model": model, "prompt": "1 2 3"}),
         (TOKENIZE, {"model": model, "messages": turns, "return_token_strs": True}),
         (DETOKENIZE, {"model": model, "tokens": [1, 2, 3]}),
@@ -113,12 +114,28 @@ def _message(rng: random.Random, model: str) -> dict[str, Any]:
     return {"model": model, "messages": turns[: rng.randrange(1, 5)], "tools": tools, **asked}
 
 
+def _response(rng: random.Random, model: str) -> dict[str, Any]:
+    """A request for a response with items of every sort."""
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "1"}]},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "2"}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "function_call_output", "call_id": "a", "output": "3"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "4", "annotations": []}]},
+    ]
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}] if rng.random() < 0.3 else []
+    asked = {"max_output_tokens": 3, "stream": rng.random() < 0.3, "instructions": "1", "metadata": {"a": "b"}}
+    given: Any = "1 2 3" if rng.random() < 0.2 else items[: rng.randrange(1, 6)]
+    return {"model": model, "input": given, "tools": tools, **asked}
+
+
 _FIELDS = (
     *("model", "prompt", "messages", "tokens", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k"),
     *("min_p", "n", "stop", "seed", "stream", "stream_options", "logit_bias", "logprobs", "top_logprobs", "tools"),
     *("response_format", "tool_choice", "chat_template_kwargs", "echo", "best_of", "timeout", "user", "suffix"),
     *("presence_penalty", "repetition_penalty", "add_special_tokens", "unknown", "continue_final_message"),
     *("system", "stop_sequences", "thinking", "output_config", "metadata", "thinking_token_budget"),
+    *("input", "instructions", "reasoning", "text", "include", "max_output_tokens"),
 )
 
 

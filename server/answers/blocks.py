@@ -90,6 +90,8 @@ class BlockReader:
         """What a delta begins, adds to and ends. The last delta ends the last block."""
         parts = self._parts(delta)
         self._count(delta, parts)
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop = delta.finish_reason, delta.stop
         logprobs = delta.logprobs
         events: list[BlockEvent] = []
         for part in parts:
@@ -97,7 +99,6 @@ class BlockReader:
             logprobs = ()
         if delta.finish_reason is not None:
             events += self._close()
-            self.finish_reason, self.stop = delta.finish_reason, delta.stop
         return events
 
     def _parts(self, delta: Delta) -> list[AnswerPart]:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from bigmodel import __version__
 from bigmodel.errors import BigModelError
 from bigmodel.server.engine.build import build_engine
-from bigmodel.server.http import get_routes, messages_routes, post_routes, reference, tokenize_routes
+from bigmodel.server.http import get_routes, messages_routes, post_routes, reference, responses_routes, tokenize_routes
 from bigmodel.server.http.client_limits import BodyLimit, KeyGuard
 from bigmodel.server.http.errors import install
 from bigmodel.server.http.metrics import Metrics
@@ -72,7 +72,7 @@ def create_app(
     app.state.server = state
     install(app)
     app.add_exception_handler(ClientGoneError, lambda request, error: Response(status_code=499))
-    for routes in (post_routes, messages_routes, tokenize_routes):
+    for routes in (post_routes, messages_routes, responses_routes, tokenize_routes):
         app.include_router(routes.router)
     app.include_router(get_routes.router)
     app.include_router(reference.router)

@@ -96,6 +96,8 @@ async def render(
 
     def text(*, arguments_as_objects: bool) -> str:
         given = [message.plain(arguments_as_objects=arguments_as_objects) for message in messages]
+        if "developer" not in codec.template_source:  # templates leave out roles that they do not know
+            given = [{**each, "role": "system"} if each["role"] == "developer" else each for each in given]
         return codec.render_chat(given, tools=tools, add_generation_prompt=prompted, extra=extra)
 
     def text_of_any_template() -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from bigmodel.server.http.bodies import ChatBody
 from bigmodel.server.http.errors import APIError, from_validation
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
+from bigmodel.server.http.responses_bodies import ResponsesBody
 from bigmodel.server.http.text_bodies import CompletionBody
 from bigmodel.server.http.tokenize_bodies import DetokenizeBody
 
@@ -37,6 +38,12 @@ BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "blocks of the system": (CountTokensBody, {"model": "m", "messages": [USER], "system": [{"type": 1}] * MANY}),
     "tools of Anthropic's": (CountTokensBody, {"model": "m", "messages": [USER], "tools": [{"name": 1}] * MANY}),
     "stop sequences": (MessagesBody, {"model": "m", "max_tokens": 1, "messages": [USER], "stop_sequences": [1] * MANY}),
+    "items": (ResponsesBody, {"model": "m", "input": [{"type": 5}] * 9000}),
+    "too many items": (ResponsesBody, {"model": "m", "input": [USER] * MANY}),
+    "parts of an item": (ResponsesBody, {"model": "m", "input": [{"role": "user", "content": [{"type": 1}] * MANY}]}),
+    "tools of responses": (ResponsesBody, {"model": "m", "input": "x", "tools": [{"type": 1}] * MANY}),
+    "labels": (ResponsesBody, {"model": "m", "input": "x", "metadata": {str(n): 1 for n in range(MANY)}}),
+    "includes": (ResponsesBody, {"model": "m", "input": "x", "include": [1] * MANY}),
     "tokens to detokenize": (DetokenizeBody, {"model": "m", "tokens": [-1] * MANY}),
 }
 

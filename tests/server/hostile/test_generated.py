@@ -21,6 +21,7 @@ from bigmodel.benchmarks.hostile_requests import (
     DETOKENIZE,
     KINDS,
     MESSAGES,
+    RESPONSES,
     TOKENIZE,
     draw,
     largest_bodies,
@@ -28,6 +29,7 @@ from bigmodel.benchmarks.hostile_requests import (
 )
 from bigmodel.server.http.bodies import ChatBody
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
+from bigmodel.server.http.responses_bodies import ResponsesBody
 from bigmodel.server.http.text_bodies import CompletionBody
 from bigmodel.server.http.tokenize_bodies import DetokenizeBody, TokenizeBody
 from tests.cli.test_serve_process import serving
@@ -73,6 +75,7 @@ ROUTES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     TOKENIZE: (TokenizeBody, {"messages": HI}),
     DETOKENIZE: (DetokenizeBody, {"tokens": [1, 2, 3]}),
     MESSAGES: (MessagesBody, {"messages": HI, **FEW}),
+    RESPONSES: (ResponsesBody, {"input": "the", "max_output_tokens": 2, "temperature": 0}),
     f"{MESSAGES}/count_tokens": (CountTokensBody, {"system": "the", "messages": HI}),
 }
 """Of each route its body, and fields of a good request; the first of them is the largest in hostile ones."""

@@ -231,3 +231,14 @@ def test_a_stopped_engine_refuses_requests(engine: Engine) -> None:
     with pytest.raises(APIError) as refused:
         submit_all(engine, [engine_request("x")])
     assert (refused.value.status, refused.value.code) == (503, "engine_stopped")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("knows", [False, True])
+async def test_developers_are_the_system_for_templates_that_do_not_know_them(
+    monkeypatch: pytest.MonkeyPatch, knows: bool
+) -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{% endfor %}" + "{# developer #}" * knows
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", template)
+    body = ChatBody.model_validate({"model": "tiny", "messages": [{"role": "developer", "content": "a"}]})
+    assert CODEC.decode(await chat_prompt(body, CODEC, 100)) == ("<developer>" if knows else "<system>")

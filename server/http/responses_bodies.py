@@ -1,0 +1,241 @@
+"""Bodies of OpenAI's responses. Nothing is kept between requests: fields that need that are refused by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from bigmodel.server.http.bodies import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    MAX_TOP_LOGPROBS,
+    Body,
+    FreeObject,
+    FunctionName,
+    Number,
+    ReasoningEffort,
+    Text,
+    disagrees,
+)
+
+MAX_LABELS = 16
+
+Status = Literal["in_progress", "completed", "incomplete"]
+NoItems = Annotated[list[None], Field(max_length=0)]
+
+LOGPROBS = "message.output_text.logprobs"
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+"""What an answer may have beside its text; reasoning is in it as it is, so that it needs no other form."""
+
+
+# --- items --------------------------------------------------------------------------------------------
+
+
+class InputText(Body):
+    type: Literal["input_text"]
+    text: Text
+
+
+class OutputText(Body):
+    """Text of an earlier answer. Its log-probabilities are not read."""
+
+    type: Literal["output_text"]
+    text: Text
+    annotations: NoItems | None = None
+    logprobs: Annotated[list[FreeObject], Field(fail_fast=True)] | None = None
+
+
+Part = Annotated[InputText | OutputText, Field(discriminator="type")]
+
+
+class MessageItem(Body):
+    """A message. Those of earlier answers have an identifier and a status, which nothing depends on."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | Annotated[list[Part], Field(fail_fast=True)]
+    id: Text | None = None
+    status: Status | None = None
+    phase: Literal["final_answer"] | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return text_of(self.content)
+
+
+class CallItem(Body):
+    """A call of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: Text
+    name: Text
+    arguments: Text
+    id: Text | None = None
+    status: Status | None = None
+
+
+class CallOutputItem(Body):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Text | Annotated[list[InputText], Field(fail_fast=True)]
+    id: Text | None = None
+    status: Status | None = None
+
+
+class ReasoningText(Body):
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class SummaryText(Body):
+    type: Literal["summary_text"]
+    text: Text
+
+
+class ReasoningItem(Body):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(fail_fast=True)] | None = None
+    summary: Annotated[list[SummaryText], Field(fail_fast=True)] | None = None
+    id: Text | None = None
+    status: Status | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole text, of a summary where there is nothing else."""
+        return "".join(part.text for part in self.content or self.summary or ())
+
+
+def text_of(content: str | list[InputText] | list[InputText | OutputText]) -> str:
+    """The text of a content in parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _item_type(given: Any) -> Any:
+    """The type of an item; one without a type is a message."""
+    return given.get("type") or "message" if isinstance(given, dict) else getattr(given, "type", None)
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_item_type),
+]
+
+
+# --- tools and form of the answer ---------------------------------------------------------------------
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    name: FunctionName
+    description: Text | None = None
+    parameters: FreeObject | None = None
+    strict: bool | None = None
+
+
+def _few(given: Any) -> Any:
+    if isinstance(given, list) and len(given) > MAX_TOOLS:
+        raise ValueError(f"has {len(given)} tools; at most {MAX_TOOLS} are accepted")
+    return given
+
+
+class NamedFunction(Body):
+    type: Literal["function"]
+    name: Text
+
+
+class TextFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Text | None = None
+    schema_: FreeObject | None = Field(None, alias="schema")
+    description: Text | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _schema_given(self) -> TextFormat:
+        for field, value in (("name", self.name), ("schema", self.schema_)):
+            if (self.type == "json_schema") != (value is not None):
+                raise disagrees(field, "is required with type 'json_schema', and only there")
+        return self
+
+
+class TextConfig(Body):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Body):
+    """How much to reason. Reasoning is given whole, so that no other summary of it is."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto"] | None = None
+
+
+class ResponseStreamOptions(Body):
+    include_obfuscation: Literal[False] | None = None
+
+
+def _few_labels(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > MAX_LABELS:
+        raise ValueError(f"has {len(given)} labels; at most {MAX_LABELS} are accepted")
+    return given
+
+
+def _short(most: int) -> Any:
+    return Annotated[Text, Field(max_length=most)]
+
+
+Labels = Annotated[dict[_short(64), _short(512)], BeforeValidator(_few_labels)]
+"""Labels of the client's own, which the answer repeats."""
+
+
+# --- the body -----------------------------------------------------------------------------------------
+
+
+class ResponsesBody(Body):
+    """POST /v1/responses."""
+
+    model: Text
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    instructions: Text | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(_few)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool = True
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    include: Annotated[list[Included], Field(max_length=8, fail_fast=True)] | None = None
+    metadata: Labels | None = None
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    store: bool = False
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    user: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+
+    @model_validator(mode="after")
+    def _nothing_is_kept(self) -> ResponsesBody:
+        if self.store:
+            raise disagrees("store", "is not supported: no response is kept. Send false, or leave it out")
+        if self.stream_options is not None and not self.stream:
+            raise disagrees("stream_options", "is only allowed with stream=true")
+        return self
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether the answer has log-probabilities."""
+        return self.top_logprobs is not None or LOGPROBS in (self.include or ())

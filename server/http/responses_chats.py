@@ -1,0 +1,98 @@
+"""OpenAI's responses as chats: items as messages, and the fields of the same meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from bigmodel.server.http.responses_bodies import (
+    CallItem,
+    CallOutputItem,
+    Item,
+    MessageItem,
+    NamedFunction,
+    ReasoningItem,
+    ResponsesBody,
+    text_of,
+)
+
+FIELDS = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    r"response_format\.json_schema": "text.format",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    r"tools\.(\d+)\.function": r"tools.\1",
+}
+"""Fields of a chat, as patterns, and what they are called here."""
+
+
+def chat_fields(body: ResponsesBody) -> dict[str, Any]:
+    """Return the fields of the chat that asks for the same, as from JSON."""
+    fields: dict[str, Any] = {
+        "messages": list(_messages(body)),
+        "max_completion_tokens": body.max_output_tokens,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "logprobs": body.logprobs,
+        "top_logprobs": body.top_logprobs,
+        **{name: getattr(body, name) for name in ("model", "temperature", "top_p", "stream")},
+    }
+    if body.tools:
+        given = [tool.model_dump(exclude={"type"}) for tool in body.tools]
+        fields["tools"] = [{"type": "function", "function": function} for function in given]
+    choice = body.tool_choice
+    named = isinstance(choice, NamedFunction)
+    fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}} if named else choice
+    if body.reasoning is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    form = None if body.text is None else body.text.format
+    if form is not None:
+        schema = form.model_dump(by_alias=True, exclude={"type"}) if form.type == "json_schema" else None
+        fields["response_format"] = {"type": form.type, "json_schema": schema}
+    return fields
+
+
+def _messages(body: ResponsesBody) -> Iterator[dict[str, Any]]:
+    if body.instructions:
+        yield {"role": "system", "content": body.instructions}
+    if isinstance(body.input, str):
+        yield {"role": "user", "content": body.input}
+        return
+    for of_answer, items in groupby(body.input, key=_is_of_answer):
+        if of_answer:
+            yield from _answers(items)
+        else:
+            yield from map(_question, items)
+
+
+def _is_of_answer(item: Item) -> bool:
+    return isinstance(item, (CallItem, ReasoningItem)) or (isinstance(item, MessageItem) and item.role == "assistant")
+
+
+def _question(item: Item) -> dict[str, Any]:
+    if isinstance(item, CallOutputItem):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
+    assert isinstance(item, MessageItem)
+    return {"role": item.role, "content": item.text}
+
+
+def _answers(items: Iterator[Item]) -> Iterator[dict[str, Any]]:
+    """Items next to each other as answers: reasoning, then text, then calls belong to one."""
+    found: dict[str, Any] = {}
+    for item in items:
+        if isinstance(item, CallItem):
+            call = {"id": item.call_id, "type": "function"}
+            function = {"name": item.name, "arguments": item.arguments}
+            found = {"role": "assistant", "content": "", **found}
+            found.setdefault("tool_calls", []).append({**call, "function": function})
+            continue
+        assert isinstance(item, (MessageItem, ReasoningItem))
+        part = "content" if isinstance(item, MessageItem) else "reasoning_content"
+        begun = "tool_calls" in found or found.get("content") or (part in found and part != "content")
+        if found and begun:
+            yield found
+            found = {}
+        found = {"role": "assistant", "content": "", **found, part: item.text}
+    if found:
+        yield found
