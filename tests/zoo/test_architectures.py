@@ -36,8 +36,10 @@ INCONSISTENT = "its default config is not one that its forward accepts"
 DATA = "the shapes of its forward depend on what its weights compute"
 OTHER_INPUTS = "its inputs follow no convention: sample_inputs are needed"
 NO_FORWARD = "a model of several that has no forward of its own, or one that takes a session"
-RAISES = "transformers' own forward of it raises with a cache: its config has no num_hidden_layers"
-OWN_STATE = "its steps of generation take outputs of the image encoder under other names: its plan is guarded"
+RAISES = (
+    "transformers' own forward of it raises with a cache, as its config has no num_hidden_layers; without one, its "
+    "patches are as long as its weights compute"
+)
 META = "its forward decides by buffers, which have no values on meta"
 
 EXCEPTIONS = {
@@ -50,7 +52,6 @@ EXCEPTIONS = {
         INCONSISTENT,
     ),
     "blt": RAISES,
-    "idefics": OWN_STATE,
     **dict.fromkeys(["fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "vits"], DATA),
     **dict.fromkeys(
         ["bark", "edgetam_video", "sam2_video", "sam3_tracker_video", "sam3_video"], NO_FORWARD

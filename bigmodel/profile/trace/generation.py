@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .image_states import image_states_in, inputs_of_step
 from .inputs import MASK, modalities, padding_mask, token_ids
 from .prompt import Prompt
 from .session import Session
@@ -101,7 +102,7 @@ def _before_last_step(
 def _resumed(begun: _Loop, loop: _Loop, length: int) -> _Loop:
     """Return `begun`, which has run nothing, with a cache of `length` tokens made from that of `loop` without a
     forward."""
-    begun.cache, begun.scores = loop.cache, loop.scores
+    begun.cache, begun.scores, begun.image_states = loop.cache, loop.scores, loop.image_states
     if length > begun.prompt:
         begun.append(length - begun.prompt)
     begun.resize(length)
@@ -179,6 +180,7 @@ class _Loop:
         self.mask = mask if is_padded or keeps_mask() else None
         self.unfinished = session.tokens(1)
         self.chosen: torch.Tensor | None = None
+        self.image_states: torch.Tensor | None = None
         self.special = kept_ids(session, config)
         self.scores: torch.Tensor | None = None
         self.caches = getattr(getattr(session.model, "generation_config", None), "use_cache", None) is not False
@@ -208,7 +210,8 @@ class _Loop:
             self._run(self.ids.clone(), self.positions)
             return
         positions = None if self.positions is None else self.positions[..., -tokens:].clone()
-        self._run(self.ids[:, -tokens:].clone(), positions)
+        seen = inputs_of_step(self.session, self.media, self.image_states, tokens)
+        self._run(self.ids[:, -tokens:].clone(), positions, **seen)
 
     def append(self, tokens: int) -> None:
         """Append `tokens` chosen tokens to the text."""
@@ -301,6 +304,7 @@ class _Loop:
         del masked, order, mask, kept, unread, positions, ids
         # `generate` frees the inputs of the prefill here, and those of a step once the next one's are made.
         self._cover(self.ids.shape[1] + 1)
+        self.image_states = image_states_in(self.session, output)
         self.scores = next_token_scores(self.session, output)
         choose(self.session, self.scores)
         self._append_chosen()

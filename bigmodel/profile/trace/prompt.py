@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from .image_states import mask_of_images
 from .inputs import MASK, fields, first_field, token_ids
 from .session import Session
 from .values import real_tensors
@@ -69,7 +70,7 @@ class Prompt:
         kinds_name = next(filter(session.accepts, KINDS), None)
         if count and kinds_name is not None:
             fake = {**fake, kinds_name: session.fake(kinds)}
-        return cls(ids, fake)
+        return cls(ids, {**fake, **mask_of_images(session, fake, ids.shape[1])})
 
 
 def _leaving_out(mask: torch.Tensor | None) -> torch.Tensor | None:
