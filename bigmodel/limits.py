@@ -53,6 +53,10 @@ STAGING_BYTES = 6 * CHUNK_BYTES
 """Upper bound of the host memory through which parts on disk reach an accelerator: six chunks. Two are being filled,
 two are full, and two are being copied."""
 
+GRADIENT_BYTES = 2 * CHUNK_BYTES
+"""Upper bound of the pinned memory through which gradients of streamed weights reach the host: two pieces, of which one
+arrives while the host empties the other; a power of two."""
+
 READERS = 2
 """Threads that read from disk at once: a single one leaves the disk idle whenever compute takes its core. The speed of
 a disk is measured with as many."""

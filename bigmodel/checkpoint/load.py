@@ -13,6 +13,7 @@ from torch import nn
 
 from ..devices import HOST, DeviceLike
 from ..errors import CheckpointError
+from ..limits import STAGING_BYTES
 from ..profile import normalize_dtype
 from ..sources.conversion import Conversion, is_transformers_model
 from .checkpoint import Checkpoint
@@ -37,6 +38,7 @@ def load_checkpoint_in_model(
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
     read_later: bool = False,
+    upload_bytes: int = STAGING_BYTES,
 ) -> None:
     """Fill `model` from a checkpoint. Either all of it is loaded or, after an exception, nothing is changed.
 
@@ -63,6 +65,7 @@ def load_checkpoint_in_model(
         broadcast_from_rank0: only rank 0 reads, and broadcasts the tensors to the other processes.
         read_later: leave weights on ``"cpu"`` unread in the mapped file where they can be used in place: for a caller
             that pages them in ahead of their use.
+        upload_bytes: pinned memory through which tensors reach each accelerator; see `Plan.upload_bytes`.
 
     Raises:
         CheckpointNotFoundError: there is no checkpoint, or a file of it is missing.
@@ -84,7 +87,7 @@ def load_checkpoint_in_model(
     )
     loads, conversion = match(model, opened, wanted)
     folder = None if offload_folder is None else Path(offload_folder)
-    values = Reader(opened, offload_buffers, folder, read_later).read(loads)
+    values = Reader(opened, offload_buffers, folder, read_later, upload_bytes).read(loads)
     _commit(model, loads, values, conversion, in_place=device_map is None)
 
 

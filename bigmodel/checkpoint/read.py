@@ -13,7 +13,8 @@ import torch
 
 from ..devices import DISK, HOST, torch_device
 from ..errors import DeviceMapError
-from ..limits import READERS
+from ..limits import READERS, STAGING_BYTES
+from ..plan.memory.staging import upload_memory
 from .checkpoint import Checkpoint
 from .match import TensorLoad
 from .pages import empty_host, populate, release
@@ -88,15 +89,22 @@ class Reader:
         offload_buffers: leave buffers mapped to disk there too, instead of loading them to the CPU.
         offload_folder: folder for tensors on disk that cannot be used in place.
         read_later: do not page in weights on the CPU that can be used in place.
+        upload_bytes: pinned memory of each accelerator, as in a plan.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, offload_buffers: bool, offload_folder: Path | None, read_later: bool = False
+        self,
+        checkpoint: Checkpoint,
+        offload_buffers: bool,
+        offload_folder: Path | None,
+        read_later: bool = False,
+        upload_bytes: int = STAGING_BYTES,
     ) -> None:
         self.checkpoint = checkpoint
         self.offload_buffers = offload_buffers
         self.offload_folder = offload_folder
         self.read_later = read_later
+        self._upload_memory = upload_memory(upload_bytes)
         self._fused_results: dict[int, dict[str, torch.Tensor]] = {}
 
     def read(self, loads: list[TensorLoad]) -> dict[str, torch.Tensor]:
@@ -118,7 +126,7 @@ class Reader:
                 displaced.append(load)
         self._refuse_without_folder(displaced)
         with byte_progress("Loading", sum(_nbytes(load) for load in moving + displaced)) as advance:
-            with Uploads(_BYTES_AHEAD) as uploads:
+            with Uploads(_BYTES_AHEAD, self._upload_memory) as uploads:
                 for load in populated(sorted(moving, key=self._file_position), self._views):
                     values[load.name] = self._value(load, uploads)
                     advance(_nbytes(load))

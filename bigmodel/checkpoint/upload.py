@@ -16,20 +16,26 @@ from types import TracebackType
 import torch
 
 from ..devices import Event, copy_stream
-from ..devices.pinned import copies_from_pinned, empty_host
-from ..limits import ALIGNMENT, READERS, STAGING_BYTES
+from ..devices.pinned import copies_from_pinned, empty_host, release_unused_pinned
+from ..limits import READERS
+from ..plan.memory.staging import StagingMemory
 from .pages import release
-
-PIECES = 6
-"""Pieces of pinned memory: two are being filled, two are full, two are being copied."""
 
 
 class _Piece:
-    """Pinned memory for one copy, and the event of the last copy from it."""
+    """Pinned memory for one copy, from its first use on, and the event of the last copy from it."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._memory: torch.Tensor | None = None
         self.copied: Event | None = None
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """The memory, allocated by itself: what is pinned for each tensor is rounded up to a power of two."""
+        if self._memory is None:
+            self._memory = empty_host(self._nbytes, pin=True)
+        return self._memory
 
 
 class Uploads:
@@ -37,10 +43,12 @@ class Uploads:
 
     Args:
         bytes_ahead: Bytes that may wait for their copy: beyond, `copy` waits.
+        memory: Pinned memory of each device; without any chunks, `takes` takes nothing.
     """
 
-    def __init__(self, bytes_ahead: int) -> None:
+    def __init__(self, bytes_ahead: int, memory: StagingMemory) -> None:
         self._bytes_ahead = bytes_ahead
+        self._memory = memory
         self._waiting: deque[tuple[torch.Tensor, list[Future[None]]]] = deque()
         self._ahead = 0
         self._devices: dict[torch.device, _DeviceUploads] = {}
@@ -51,7 +59,7 @@ class Uploads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for all copies; after an error, only for those that have begun.
+        """Wait for all copies; after an error, only for those that have begun. Give the pinned memory back.
 
         Raises:
             Exception: The error of a copy.
@@ -63,10 +71,14 @@ class Uploads:
         finally:
             for device in self._devices.values():
                 device.close()
+            if self._devices:
+                self._devices.clear()
+                release_unused_pinned()
 
     def takes(self, source: torch.Tensor, device: torch.device) -> bool:
         """Whether a copy of `source`, a tensor on the host, to `device` goes through pinned memory."""
-        return copies_from_pinned(device) and source.is_contiguous() and source.numel() > 0
+        staged = self._memory.chunks > 0 and copies_from_pinned(device)
+        return staged and source.is_contiguous() and source.numel() > 0
 
     def copy(self, source: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a tensor on `device` that will hold the elements of `source` as `dtype` when this context ends.
@@ -77,7 +89,7 @@ class Uploads:
             Exception: The error of an earlier copy.
         """
         if device not in self._devices:
-            self._devices[device] = _DeviceUploads(device)
+            self._devices[device] = _DeviceUploads(device, self._memory)
         target, copies = self._devices[device].begin(source, dtype)
         self._waiting.append((source, copies))
         self._ahead += source.nbytes
@@ -96,16 +108,15 @@ class Uploads:
 class _DeviceUploads:
     """Pinned memory, threads and the stream of the copies to one device."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, memory: StagingMemory) -> None:
         self._device = device
         self._stream = copy_stream(device)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix=f"upload to {device}")
         self._inference = torch.is_inference_mode_enabled()
-        self._piece_bytes = STAGING_BYTES // PIECES // ALIGNMENT * ALIGNMENT
-        memory = empty_host(PIECES * self._piece_bytes, pin=True)
+        self._piece_bytes, self._count = memory
         self._pieces: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
-        for part in memory.split(self._piece_bytes):
-            self._pieces.put(_Piece(part))
+        for _ in range(self._count):
+            self._pieces.put(_Piece(self._piece_bytes))
 
     def begin(self, source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, list[Future[None]]]:
         """Return a new tensor on the device, and the copies of the pieces of `source` to it."""
@@ -131,7 +142,7 @@ class _DeviceUploads:
     def close(self) -> None:
         """Wait for the copies that have begun, so that all later work runs after them, and drop the others."""
         self._pool.shutdown(cancel_futures=True)
-        for _ in range(PIECES):
+        for _ in range(self._count):
             copied = self._pieces.get().copied
             if copied is not None:
                 copied.synchronize()

@@ -33,6 +33,14 @@ def pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
     return copied.copy_(tensor)
 
 
+def release_unused_pinned() -> None:
+    """Give back pinned memory that no tensor uses. PyTorch keeps it for others of the same rounded size; virtual
+    accelerators keep none."""
+    release = getattr(torch.accelerator, "empty_host_cache", None)
+    if release is not None and not virtual.count() and torch.cuda.is_available() and torch.cuda.is_initialized():
+        release()
+
+
 def on_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return `host` on `device`; the host does not wait for the copy where pinned memory allows that."""
     if not copies_from_pinned(device) or not host.numel():

@@ -107,6 +107,7 @@ def load_checkpoint_and_dispatch(
         full_state_dict=full_state_dict,
         broadcast_from_rank0=broadcast_from_rank0,
         read_later=resolved is not None and resolved.reads_ahead,
+        **({} if resolved is None else {"upload_bytes": resolved.plan.upload_bytes}),
     )
     if resolved is None:
         return model

@@ -133,6 +133,7 @@ def from_pretrained(
         offload_folder=offload_folder,
         offload_buffers=resolved.plan.offload_buffers,
         read_later=resolved.reads_ahead,
+        upload_bytes=resolved.plan.upload_bytes,
     )
     options = Options(
         skip_keys=getattr(model, "_skip_keys_device_placement", None),

@@ -16,12 +16,21 @@ from torch import nn
 from ..arguments import check_model, optional_whole_number, whole_number
 from ..devices import DISK, HOST, DeviceLike
 from ..errors import BudgetError, PlanError
-from ..limits import DEFAULT_SLOTS
+from ..limits import DEFAULT_SLOTS, GRADIENT_BYTES
 from ..profile import Profile, profile_model
 from ..profile.trace.workload import trained_length
 from ..profile.training.step import TrainingStep, check_optimizer
-from .memory.assignment import Assignment, default_pinned_memory, parts_of, passing_usage, with_budgets
-from .memory.usage import ACTIVATIONS, BUFFERS, TRAINING, WEIGHTS, MemoryUsage, PassingUnit
+from .memory.assignment import (
+    Assignment,
+    default_pinned_memory,
+    loading_bytes,
+    parts_of,
+    passing_usage,
+    stored_tensors,
+    with_budgets,
+)
+from .memory.staging import gradient_bytes
+from .memory.usage import ACTIVATIONS, BUFFERS, SLOTS, TRAINING, WEIGHTS, MemoryUsage, PassingUnit
 from .result.budgets import Key, budget_error, device_type_of, is_accelerator, read_budgets, with_headroom
 from .result.plan import Plan
 from .search.items import Capacity, tie_groups
@@ -80,6 +89,7 @@ def plan_training(
     )
     main = Capacity(budgets, main_device=checked_main(main_device, budgets)).main
     candidates = _candidates(profile, main)
+    may_pin = default_pinned_memory()
 
     @cache
     def attempt(number: int) -> Attempt:
@@ -87,22 +97,27 @@ def plan_training(
         names = [profile.units[index].name for index in candidates[number]]
         step = TrainingStep(model, batch_size, context_length, optimizer, False, device_type, names)
         step.record()
-        return assignment, _usage(profile, step, assignment, main, device_type)
+        usage = _usage(profile, step, assignment, main, device_type)
+        usage.add(HOST, SLOTS, _gradient_bytes(model, profile, assignment, may_pin))
+        return assignment, usage
 
     found = _first_that_fits(attempt, len(candidates), budgets)
     if found is None:
         raise _shortage(attempt, len(candidates), budgets)
     assignment, usage = found
+    uses = usage.device_plans()
     return Plan(
         model=profile.name,
         strategy=STRATEGY,
         main_device=main,
-        devices=with_budgets(usage.device_plans(), budgets),
+        devices=with_budgets(uses, budgets),
         parts=parts_of(profile, assignment),
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,
         expert_cache=passing_usage(profile.units, assignment).expert_cache,
-        pinned_memory=default_pinned_memory(),
+        pinned_memory=may_pin,
+        upload_bytes=loading_bytes(stored_tensors(profile, assignment), uses, budgets, may_pin),
+        gradient_bytes=_gradient_bytes(model, profile, assignment, may_pin),
         batch_size=batch_size,
         context_length=trained_length(model, context_length),
         new_tokens=0,
@@ -175,6 +190,14 @@ def _assignment(profile: Profile, away: Sequence[int], main: Key) -> Assignment:
     execution = tuple(HOST if index in away and unit.is_lookup else main for index, unit in enumerate(profile.units))
     slot_bytes = max((unit.slot_bytes() for unit in streamed), default=0)
     return Assignment(storage, execution, main, min(DEFAULT_SLOTS, len(streamed)), slot_bytes)
+
+
+def _gradient_bytes(model: nn.Module, profile: Profile, assignment: Assignment, may_pin: int) -> int:
+    """Return the bytes through which gradients of streamed parts reach the host."""
+    streamed = [unit.name for index, unit in enumerate(profile.units) if assignment.streamed(index)]
+    parts = (model.get_submodule(name).parameters() for name in streamed)
+    trained = ([weight.nbytes for weight in part if weight.requires_grad] for part in parts)
+    return gradient_bytes(trained, min(GRADIENT_BYTES, may_pin))
 
 
 def _usage(profile: Profile, step: TrainingStep, assignment: Assignment, main: Key, device_type: str) -> MemoryUsage:

@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 from bigmodel.checkpoint import upload
 from bigmodel.checkpoint.upload import Uploads
 from bigmodel.devices import virtual
+from bigmodel.plan.memory.staging import StagingMemory
 from tests.accelerators import at
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
+
+MEMORY = StagingMemory(2**18, 4)
 
 
 def sources() -> list[torch.Tensor]:
     return [torch.arange(float(count)).reshape(-1, 5) for count in (5, 3000, 500, 10)]
 
 
-@pytest.mark.parametrize("staging_bytes", [2**20, 6 * 512])
+@pytest.mark.parametrize("memory", [MEMORY, StagingMemory(512, 6)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_are_those_of_a_plain_copy(
-    staging_bytes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upload, "STAGING_BYTES", staging_bytes)
-    with Uploads(bytes_ahead=8000) as uploads:
+def test_values_are_those_of_a_plain_copy(memory: StagingMemory, dtype: torch.dtype) -> None:
+    with Uploads(bytes_ahead=8000, memory=memory) as uploads:
         found = [uploads.copy(source, dtype, torch.device(at(0))) for source in sources()]
     for target, source in zip(found, sources(), strict=True):
         assert torch.equal(target.cpu(), source.to(dtype))
@@ -37,7 +37,7 @@ def test_values_are_those_of_a_plain_copy(
 @pytest.mark.virtual_only("counts waits of the host")
 def test_no_copy_holds_the_host_and_pinned_memory_is_let_go() -> None:
     before, reserved = virtual.host_waits(), virtual.pinned_memory.reserved
-    with Uploads(bytes_ahead=2**20) as uploads:
+    with Uploads(2**20, MEMORY) as uploads:
         found = [uploads.copy(source, torch.float32, torch.device(at(0))) for source in sources()]
     assert virtual.host_waits().since(before).copies_to_device == 0
     del uploads
@@ -46,7 +46,7 @@ def test_no_copy_holds_the_host_and_pinned_memory_is_let_go() -> None:
 
 
 def test_a_tensor_may_be_let_go_while_its_copy_is_under_way() -> None:
-    with Uploads(bytes_ahead=1) as uploads:
+    with Uploads(1, MEMORY) as uploads:
         uploads.copy(torch.ones(1000), torch.float32, torch.device(at(0)))  # it is queued on return
         gc.collect()
         torch.zeros(1000, device=at(0))
@@ -61,7 +61,7 @@ def test_reading_goes_on_only_while_few_bytes_wait_for_their_copy(monkeypatch: p
         go_on.wait()
 
     monkeypatch.setattr(upload._DeviceUploads, "_copy", held)
-    with Uploads(bytes_ahead=100) as uploads:
+    with Uploads(100, MEMORY) as uploads:
         uploads.copy(torch.ones(25), torch.float32, torch.device(at(0)))
         begun.wait()
         second = threading.Thread(target=uploads.copy, args=(torch.ones(1), torch.float32, torch.device(at(0))))
@@ -76,28 +76,27 @@ def test_the_error_of_a_copy_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("cannot be read")
 
     monkeypatch.setattr(upload._DeviceUploads, "_copy", failing)
-    with pytest.raises(OSError, match="cannot be read"), Uploads(bytes_ahead=2**20) as uploads:
+    with pytest.raises(OSError, match="cannot be read"), Uploads(2**20, MEMORY) as uploads:
         uploads.copy(torch.ones(3), torch.float32, torch.device(at(0)))
 
 
 def test_what_pinned_memory_does_not_help_is_left_to_others() -> None:
-    uploads = Uploads(bytes_ahead=1)
+    uploads = Uploads(1, MEMORY)
     device = torch.device(at(0))
     assert uploads.takes(torch.ones(2, 3), device)
     assert not uploads.takes(torch.ones(2, 3).t(), device)
     assert not uploads.takes(torch.ones(0), device)
     assert not uploads.takes(torch.ones(2), torch.device("cpu"))
+    assert not Uploads(1, StagingMemory(0, 0)).takes(torch.ones(2, 3), device)
 
 
 @pytest.mark.virtual_only("schedules")
 @pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.one_of(st.none(), st.integers(0, 2**16)), staging=st.sampled_from([6 * 512, 2**20]))
-def test_values_are_the_same_however_late_copies_arrive(seed: int | None, staging: int) -> None:
+@given(seed=st.one_of(st.none(), st.integers(0, 2**16)), memory=st.sampled_from([MEMORY, StagingMemory(512, 6)]))
+def test_values_are_the_same_however_late_copies_arrive(seed: int | None, memory: StagingMemory) -> None:
     virtual.enable(count=2, strict=True, seed=seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upload, "STAGING_BYTES", staging)
-        with Uploads(bytes_ahead=4000) as uploads:
-            devices = [torch.device(at(index % 2)) for index in range(len(sources()))]
-            found = [uploads.copy(*each) for each in zip(sources(), [torch.float32] * 4, devices, strict=True)]
+    with Uploads(4000, memory) as uploads:
+        devices = [torch.device(at(index % 2)) for index in range(len(sources()))]
+        found = [uploads.copy(*each) for each in zip(sources(), [torch.float32] * 4, devices, strict=True)]
     assert all(torch.equal(target.cpu(), source) for target, source in zip(found, sources(), strict=True))

@@ -37,7 +37,7 @@ class StreamBuilder:
         modules: The model's modules by name.
         placed: Its tensors by name.
         units: Its dispatch units.
-        plan: Gives slots, staging bytes and readers.
+        plan: Gives slots, readers, and the bytes of staging and of gradients.
         pinned: Budget of pinned host memory.
         folder: Folder for quantised weights that are mapped to disk.
     """
@@ -69,7 +69,7 @@ class StreamBuilder:
             errors = quantize_blocks(sequential, self._placed, self._folder, self._pinned)
             result.quantization_errors.update(errors)
             plan = self._plan
-            streamer = Streamer(device, sequential, plan.slots, plan.staging_bytes, plan.readers)
+            streamer = Streamer(device, sequential, plan.slots, plan.staging_bytes, plan.readers, plan.gradient_bytes)
             for name, block, encloses in here:
                 block.encloses = encloses
                 block.uses_data = uses_data(self._modules[name])

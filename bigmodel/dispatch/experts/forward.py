@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...limits import MOST_GROUPS, NEARLY_ALL_EXPERTS
+from ...limits import GRADIENT_BYTES, MOST_GROUPS, NEARLY_ALL_EXPERTS
 from ...quantized.experts import QuantizedExperts
 from .cache import Chosen, ExpertCache
 from .gradients import differentiable, wants_gradients
@@ -31,11 +31,14 @@ from .lazy_tensors import ExpertQueue, LazyTensor, split, wave_size
 class ExpertForward:
     """Computes one experts module; called with the args (tuple) and kwargs (dict) of its forward."""
 
-    def __init__(self, module: nn.Module, layer: ExpertLayer, cache: ExpertCache) -> None:
+    def __init__(
+        self, module: nn.Module, layer: ExpertLayer, cache: ExpertCache, gradient_bytes: int = GRADIENT_BYTES
+    ) -> None:
         self._module = weakref.ref(module)
         self._arguments = inspect.signature(type(module).forward)
         self.layer = layer
         self.cache = cache
+        self._gradient_bytes = gradient_bytes
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """Compute the layer.
@@ -49,7 +52,7 @@ class ExpertForward:
         assert module is not None
         _, hidden, index, weights = self._arguments.bind(module, *args, **kwargs).args
         if wants_gradients(self.layer, hidden, weights):
-            return differentiable(self.compute, module, self.layer, hidden, index, weights)
+            return differentiable(self.compute, module, self.layer, hidden, index, weights, self._gradient_bytes)
         return self.compute(hidden, index, weights)
 
     def compute(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

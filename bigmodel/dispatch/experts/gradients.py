@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from ...limits import GRADIENT_BYTES
 from ...profile.training.recompute import gradients_of
 from ..streaming.gradients import refuse_second_derivatives
 from ..streaming.replay_state import Precision
@@ -36,6 +37,7 @@ def differentiable(
     hidden: torch.Tensor,
     index: torch.Tensor,
     weights: torch.Tensor,
+    gradient_bytes: int = GRADIENT_BYTES,
 ) -> torch.Tensor:
     """Compute `module` such that gradients flow to `hidden`, `weights` and the host's tensors.
 
@@ -46,18 +48,19 @@ def differentiable(
         hidden: (tokens, hidden size), on the device.
         index: (tokens, experts per token), the chosen experts.
         weights: (tokens, experts per token), the router's weights.
+        gradient_bytes: Pinned memory through which gradients reach the host.
     """
     host = [tensor.value for tensor in layer.fused.tensors]
-    output: torch.Tensor = _Visit.apply((compute, module, layer), hidden, index, weights, *host)
+    output: torch.Tensor = _Visit.apply((compute, module, layer, gradient_bytes), hidden, index, weights, *host)
     return output
 
 
 class _Visit(torch.autograd.Function):
-    """forward((compute, module, layer), hidden, index, weights, *host tensors) -> output"""
+    """forward((compute, module, layer, pinned bytes), hidden, index, weights, *host tensors) -> output"""
 
     @staticmethod
-    def forward(ctx: Any, experts: tuple[Experts, nn.Module, ExpertLayer], *tensors: torch.Tensor) -> torch.Tensor:
-        compute, ctx.module, ctx.layer = experts
+    def forward(ctx: Any, experts: tuple[Experts, nn.Module, ExpertLayer, int], *tensors: torch.Tensor) -> torch.Tensor:
+        compute, ctx.module, ctx.layer, ctx.gradient_bytes = experts
         hidden, index, weights = tensors[:3]
         ctx.save_for_backward(hidden, index, weights)
         ctx.precision = Precision(hidden.device)
@@ -77,7 +80,7 @@ class _Visit(torch.autograd.Function):
             output = compute(hidden, numbers.to(hidden.device), weights)
         found = gradients_of([output], received, [hidden, weights, *tensors])
         values = [tensor.value for tensor in layer.fused.tensors]
-        moved = copied_to_host(found[2:], values)
+        moved = copied_to_host(found[2:], values, ctx.gradient_bytes)
         host = [None if each is None else _spread(each, chosen, value) for each, value in zip(moved, values)]
         return None, found[0], None, found[1], *host
 

@@ -218,7 +218,8 @@ class _BlockCall(RecomputedCall):
             with _reentrant_checkpoints_named(), plain:
                 found = gradients_of(outputs, received, sources)
         with DisableTorchFunctionSubclass():
-            moved = copied_to_host(found[len(inputs) :], [*[each.value for each in block.tensors], *elsewhere])
+            likes = [*[each.value for each in block.tensors], *elsewhere]
+            moved = copied_to_host(found[len(inputs) :], likes, self._streamer.gradient_bytes)
         return [*found[: len(inputs)], *moved]
 
 

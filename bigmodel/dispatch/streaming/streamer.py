@@ -19,7 +19,7 @@ from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 
 from ...devices import CopyStream, copy_stream
-from ...limits import DEFAULT_SLOTS, READERS, STAGING_BYTES
+from ...limits import DEFAULT_SLOTS, GRADIENT_BYTES, READERS, STAGING_BYTES
 from ..transfer.fetcher import Fetcher
 from ..weights.block import Block
 from ..weights.layout import largest
@@ -45,6 +45,7 @@ class Streamer(Visited[Block, BlockSlot]):
         slots: Blocks that may be on the device at once; at least one.
         staging_bytes: Limit of the host memory through which blocks on disk reach the device.
         readers: Number of threads that read them.
+        gradient_bytes: Pinned memory through which gradients of a block reach the host.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class Streamer(Visited[Block, BlockSlot]):
         slots: int = DEFAULT_SLOTS,
         staging_bytes: int = STAGING_BYTES,
         readers: int = READERS,
+        gradient_bytes: int = GRADIENT_BYTES,
     ) -> None:
         self.device = device
+        self.gradient_bytes = gradient_bytes
         self.blocks = blocks
         nbytes = largest([block.layout for block in blocks])
         count = min(max(1, slots), len(blocks))

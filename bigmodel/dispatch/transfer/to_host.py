@@ -1,8 +1,8 @@
 """Copies of device tensors to new memory of the host, through pinned memory.
 
 A copy to pageable memory holds the host for each tensor, and goes through a buffer of the driver. Here copies are
-queued to pinned memory, many tensors at once, and the host waits once for each piece of `PIECE_BYTES`, while the next
-one is under way.
+queued to pinned memory, many tensors at once, and the host waits once for each of its two halves, while the other one
+is being filled.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ import torch
 from ...devices import HOST, Event
 from ...devices.pinned import copies_from_pinned, empty_host
 from ...devices.streams import compute_mark
-from ...limits import ALIGNMENT
-
-PIECE_BYTES = 8 * 2**20
-"""Bytes of pinned memory behind one wait of the host; there are two such pieces at most."""
+from ...limits import ALIGNMENT, FILE_ALIGNMENT, GRADIENT_BYTES
 
 
-def copied_to_host(tensors: Sequence[torch.Tensor | None], likes: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def copied_to_host(
+    tensors: Sequence[torch.Tensor | None], likes: Sequence[torch.Tensor], staging_bytes: int = GRADIENT_BYTES
+) -> list[torch.Tensor | None]:
     """Return `tensors` with the devices and dtypes of `likes`, as ``Tensor.to`` would; the values are there on return.
 
     Args:
         tensors: Tensors on a device, written on its current stream; None stays None.
         likes: As many tensors, on the host or elsewhere.
+        staging_bytes: Pinned memory, always as much, so that what PyTorch keeps of it is used again. Less than a page:
+            tensors are copied one by one, without it.
     """
     found: list[torch.Tensor | None] = []
     staged: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for tensor, like in zip(tensors, likes, strict=True):
-        if tensor is None or not _is_staged(tensor, like):
+        if tensor is None or staging_bytes < FILE_ALIGNMENT or not _is_staged(tensor, like):
             found.append(None if tensor is None else tensor.to(like.device, like.dtype))
             continue
         source = _dense(tensor.to(like.dtype))
@@ -38,7 +39,7 @@ def copied_to_host(tensors: Sequence[torch.Tensor | None], likes: Sequence[torch
         found.append(target)
         staged.setdefault(tensor.device, []).append((_flat(source), _flat(target)))
     for device, pairs in staged.items():
-        _copy_all(device, pairs)
+        _copy_all(device, pairs, staging_bytes)
     return found
 
 
@@ -47,12 +48,10 @@ def _is_staged(tensor: torch.Tensor, like: torch.Tensor) -> bool:
     return like.device.type == HOST and copies_from_pinned(tensor.device) and tensor.layout is torch.strided
 
 
-def _copy_all(device: torch.device, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy each flat tensor on `device` to the flat one of the host beside it."""
-    total = sum(source.nbytes + ALIGNMENT for source, _ in pairs)
-    size = min(total, PIECE_BYTES)
-    memory = empty_host(size if total <= size else 2 * size, pin=True)
-    pieces = [_Piece(part, device) for part in memory.split(size)]
+def _copy_all(device: torch.device, pairs: list[tuple[torch.Tensor, torch.Tensor]], nbytes: int) -> None:
+    """Copy each flat tensor on `device` to the flat one of the host beside it, through `nbytes` of pinned memory."""
+    half = nbytes // 2 // ALIGNMENT * ALIGNMENT
+    pieces = [_Piece(part, device) for part in empty_host(nbytes, pin=True).split(half)[:2]]
     number = 0
     for source, target in pairs:
         begin = 0

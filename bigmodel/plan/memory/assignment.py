@@ -5,20 +5,21 @@ Planner, search, tests and reports all use this computation; `assemble` turns it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ...devices import DISK, HOST, total_host_bytes
 from ...devices.memory import CachingMemory
 from ...devices.virtual.allocator import SMALL_SEGMENT
-from ...limits import PINNED_SHARE, READERS, STAGING_BYTES
+from ...limits import GRADIENT_BYTES, PINNED_SHARE, READERS, STAGING_BYTES
 from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import quantized_bytes
 from ...quantized.host_kernels import EXACT, PACKED
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import DevicePlan, Part, Plan, Prediction
 from .reserved import ReplayOptions, ReservedMemory, block_bytes, replay_reserved
+from .staging import upload_bytes
 from .usage import (
     ACTIVATIONS,
     BUFFERS,
@@ -305,6 +306,7 @@ def assemble(
     for key, memory in assignment.caching.items():
         if key in uses:
             uses[key] = replace(uses[key], context=memory.context)
+    may_pin = default_pinned_memory() if pinned_memory is None else pinned_memory
     return Plan(
         model=profile.name,
         strategy=strategy,
@@ -319,7 +321,9 @@ def assemble(
         expert_cache=passing_usage(profile.units, assignment).expert_cache,
         staging_bytes=assignment.staging_bytes,
         readers=assignment.readers,
-        pinned_memory=default_pinned_memory() if pinned_memory is None else pinned_memory,
+        pinned_memory=may_pin,
+        upload_bytes=loading_bytes(stored_tensors(profile, assignment), uses, budgets, may_pin),
+        gradient_bytes=GRADIENT_BYTES if may_pin >= GRADIENT_BYTES else 0,
         resident_limit=resident_limit,
         batch_size=profile.workload.batch_size,
         context_length=profile.workload.context_length,
@@ -330,6 +334,27 @@ def assemble(
         guarded=guarded,
         notes=(*notes, *_notes(profile, guarded)),
     )
+
+
+def loading_bytes(
+    tensors: Iterable[tuple[Key, str, int]], uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int], may_pin: int
+) -> int:
+    """Return the bytes of pinned memory through which each accelerator gets its weights while they are loaded.
+
+    Args:
+        tensors: device, purpose and bytes of each stored tensor.
+        uses: planned bytes of each device.
+        budgets: bytes by device key. While weights are loaded the host holds its own, and nothing that runs.
+        may_pin: bytes that may be pinned.
+    """
+    loaded: dict[Key, list[int]] = {}
+    for device, _, nbytes in tensors:
+        if is_accelerator(device) and nbytes:
+            loaded.setdefault(device, []).append(nbytes)
+    host = uses.get(HOST)
+    held = 0 if host is None else host.weights + host.buffers
+    budget = budgets.get(HOST)
+    return upload_bytes(loaded, min(may_pin, max(budget - held, 0)) if budget else may_pin)
 
 
 def default_pinned_memory() -> int:

@@ -1,15 +1,25 @@
-"""`StagingMemory`: the host memory through which blocks on disk reach a device, in chunks.
+"""The host memory through which tensors reach a device, or come from it: `StagingMemory` for blocks on disk, in chunks;
+the same for a checkpoint that is loaded; and one piece of memory for gradients.
 
-Plans count it, and readers of files allocate it. A chunk is a power of two: so many bytes are pinned for each, whatever
-it needs.
+Plans count it; readers of files, loaders and backwards allocate it. All of it is in powers of two: so many bytes are
+pinned for each piece, whatever it needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from ...limits import CHUNK_BYTES, FILE_ALIGNMENT, MIN_CHUNK_BYTES, READERS, STAGING_BYTES
+from ...limits import (
+    ALIGNMENT,
+    CHUNK_BYTES,
+    FILE_ALIGNMENT,
+    GRADIENT_BYTES,
+    MIN_CHUNK_BYTES,
+    READERS,
+    STAGING_BYTES,
+)
+from ..result.budgets import Key
 
 
 class StagingMemory(NamedTuple):
@@ -47,6 +57,43 @@ def staging(blocks: Collection[int], most: int = STAGING_BYTES, readers: int = R
     """Return the bytes of `staging_memory`; 0 if no block has any. Less than two pages count as they are."""
     wanted = _wanted(blocks, most)
     return wanted if wanted < 2 * FILE_ALIGNMENT else staging_memory(blocks, most, readers).nbytes
+
+
+def upload_bytes(tensors: Mapping[Key, Collection[int]], most: int | None) -> int:
+    """Return the bytes through which the tensors of a checkpoint reach each accelerator; 0 if `most` is too little.
+
+    Args:
+        tensors: bytes of each tensor that stays on an accelerator, by accelerator. Each has memory of its own.
+        most: upper bound for all accelerators together, in bytes; None: as much as is useful.
+    """
+    loaded = [sizes for sizes in tensors.values() if sizes]
+    limit = STAGING_BYTES if most is None or not loaded else min(most // len(loaded), STAGING_BYTES)
+    if not loaded or limit < 2 * FILE_ALIGNMENT:
+        return 0
+    return max(staging_memory(sizes, limit).nbytes for sizes in loaded)
+
+
+def upload_memory(nbytes: int) -> StagingMemory:
+    """Return the chunks of `nbytes` that `upload_bytes` returned: as many bytes; of any other number, at most as many.
+
+    None, of 0 bytes, if they are less than two pages.
+    """
+    if nbytes < 2 * FILE_ALIGNMENT:
+        return StagingMemory(0, 0)
+    return staging_memory([nbytes, nbytes], nbytes)
+
+
+def gradient_bytes(blocks: Iterable[Collection[int]], most: int = GRADIENT_BYTES) -> int:
+    """Return the bytes through which the gradients of any one block reach the host: a power of two, or 0 without any.
+
+    Args:
+        blocks: bytes of each gradient, by streamed block.
+        most: upper bound in bytes.
+    """
+    wanted = max((sum(nbytes + ALIGNMENT for nbytes in block) for block in blocks), default=0)
+    if not wanted or most < FILE_ALIGNMENT:
+        return 0
+    return min(max(FILE_ALIGNMENT, 1 << (wanted - 1).bit_length()), _power_of_two(most))
 
 
 def _wanted(blocks: Collection[int], most: int) -> int:

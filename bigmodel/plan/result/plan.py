@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import PlanError
-from ...limits import READ_AHEAD_BYTES, READERS, STAGING_BYTES
+from ...limits import GRADIENT_BYTES, READ_AHEAD_BYTES, READERS, STAGING_BYTES
 from .budgets import Key, is_accelerator
 
-FORMAT = 6
+FORMAT = 7
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -147,6 +147,11 @@ class Plan:
         read_ahead_bytes: bytes of the next part on disk that are paged in while one computes.
         staging_bytes: bytes of host memory through which parts on disk reach one accelerator, at most.
         readers: number of threads that read from disk for one accelerator.
+        upload_bytes: bytes of pinned memory through which weights reach one accelerator while a checkpoint is loaded.
+            They are given back then, before anything runs, and lie within what weights and buffers leave of the host's
+            budget. 0: tensors are copied one by one, without it.
+        gradient_bytes: bytes of pinned memory through which gradients of streamed parts reach the host. `plan_training`
+            counts them; other plans count nothing for training. 0: gradients are copied one by one, without it.
         batch_size: planned number of sequences.
         context_length: planned tokens of a sequence.
         new_tokens: number of these that are generated; None: any number.
@@ -174,6 +179,8 @@ class Plan:
     read_ahead_bytes: int = READ_AHEAD_BYTES
     staging_bytes: int = STAGING_BYTES
     readers: int = READERS
+    upload_bytes: int = STAGING_BYTES
+    gradient_bytes: int = GRADIENT_BYTES
     batch_size: int = 1
     context_length: int = 0
     new_tokens: int | None = 0

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from bigmodel.devices import virtual
-from bigmodel.dispatch.transfer import to_host
 from bigmodel.dispatch.transfer.to_host import copied_to_host
 
 from ...accelerators import at
@@ -25,15 +24,15 @@ def tensors() -> dict[str, torch.Tensor]:
         "half": torch.arange(7, dtype=torch.bfloat16),
         "number": torch.tensor(3),
         "empty": torch.empty(0, 2),
+        "large": torch.arange(3000.0).view(3, 1000),
         "complex": torch.complex(torch.arange(3.0), torch.ones(3)).conj(),
     }
 
 
-@pytest.mark.parametrize("piece_bytes", [2**20, 512, 16])
-def test_values_and_strides_are_those_of_a_plain_copy(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(to_host, "PIECE_BYTES", piece_bytes)
+@pytest.mark.parametrize("staging_bytes", [2**20, 4096, 0])
+def test_values_and_strides_are_those_of_a_plain_copy(staging_bytes: int) -> None:
     sources = [tensor.to(at(0)) for tensor in tensors().values()]
-    found = copied_to_host([*sources, None], [*tensors().values(), torch.empty(0)])
+    found = copied_to_host([*sources, None], [*tensors().values(), torch.empty(0)], staging_bytes)
     assert found.pop() is None
     for source, other in zip(sources, found, strict=True):
         expected = source.cpu()
@@ -64,13 +63,12 @@ def test_the_host_waits_once_for_many_tensors_and_never_in_a_copy() -> None:
 
 
 @pytest.mark.virtual_only("counts waits of the host")
-def test_a_large_tensor_is_copied_in_pieces_while_the_host_moves_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(to_host, "PIECE_BYTES", 1024)
-    source = torch.arange(1024.0, device=at(0))
+def test_a_large_tensor_is_copied_in_pieces_while_the_host_moves_the_last_one() -> None:
+    source = torch.arange(2048.0, device=at(0))
     reserved = virtual.pinned_memory.reserved
     before = virtual.host_waits()
-    (found,) = copied_to_host([source], [torch.empty(0)])
+    (found,) = copied_to_host([source], [torch.empty(0)], 4096)
     assert virtual.host_waits().since(before) == (0, 0, 4)
     assert found is not None
-    assert torch.equal(found, torch.arange(1024.0))
+    assert torch.equal(found, torch.arange(2048.0))
     assert virtual.pinned_memory.reserved == reserved

@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.devices.pinned import pinned_bytes
-from bigmodel.limits import CHUNK_BYTES, FILE_ALIGNMENT, MIN_CHUNK_BYTES, STAGING_BYTES
-from bigmodel.plan.memory.staging import StagingMemory, staging, staging_memory
+from bigmodel.limits import ALIGNMENT, CHUNK_BYTES, FILE_ALIGNMENT, GRADIENT_BYTES, MIN_CHUNK_BYTES, STAGING_BYTES
+from bigmodel.plan.memory.staging import (
+    StagingMemory,
+    gradient_bytes,
+    staging,
+    staging_memory,
+    upload_bytes,
+    upload_memory,
+)
 
 MiB = 2**20
 
@@ -47,3 +54,31 @@ def test_chunks_take_what_is_planned_also_when_they_are_pinned(blocks: list[int]
     assert found.nbytes > max(wanted, pages) - found.chunk_bytes
     assert found.chunks >= 2
     assert found.chunk_bytes >= MIN_CHUNK_BYTES or found.chunks <= 3
+
+
+def test_a_checkpoint_is_loaded_through_as_much_as_two_of_its_tensors_take() -> None:
+    assert upload_bytes({}, None) == upload_bytes({0: []}, None) == 0
+    assert upload_bytes({0: [MiB, MiB, MiB]}, None) == 2 * MiB
+    assert upload_bytes({0: [2**30] * 3}, None) == STAGING_BYTES
+    assert upload_bytes({0: [2**30] * 3, 1: [MiB]}, None) == STAGING_BYTES
+
+
+def test_accelerators_share_what_the_host_has_left_for_loading() -> None:
+    both = {0: [2**30] * 3, 1: [2**30] * 3}
+    assert upload_bytes(both, 16 * MiB) == 8 * MiB
+    assert upload_bytes(both, 2 * FILE_ALIGNMENT) == 0
+
+
+@given(st.lists(st.integers(1, 2**28), min_size=1, max_size=5), st.integers(0, 10**8))
+def test_what_is_planned_for_loading_is_what_the_loader_pins(tensors: list[int], most: int) -> None:
+    planned = upload_bytes({0: tensors}, most)
+    found = upload_memory(planned)
+    assert found.chunks * pinned_bytes(found.chunk_bytes) == found.nbytes == planned <= most
+
+
+def test_gradients_of_the_largest_block_decide() -> None:
+    assert gradient_bytes([]) == gradient_bytes([[]]) == 0
+    assert gradient_bytes([[1], [5000, 3000 - 2 * ALIGNMENT]]) == 8192
+    assert gradient_bytes([[2**30]]) == GRADIENT_BYTES == pinned_bytes(GRADIENT_BYTES)
+    assert gradient_bytes([[2**30]], 2**20 + 1) == 2**20
+    assert gradient_bytes([[2**30]], 1) == 0
