@@ -104,8 +104,9 @@ def kv_budget(
 ) -> KVBudget:
     """Bytes for keys and values by device: the options' number, else the plan's, else a share of what is free.
 
-    Where attention gathers keys and values from pages, ``gathered`` has the bytes of one position of one layer: for
-    each position beyond those of the plan, whose activations count as many, these are left free, too.
+    Where attention gathers keys and values from pages, each position beyond those of the plan leaves memory free for
+    them, too: as much as the plan says. A plan that counts no keys and values says nothing; ``gathered`` has the bytes
+    of one position of one layer then.
 
     Raises ServeError when the options ask for more than the plan leaves on a device.
     """
@@ -117,8 +118,11 @@ def kv_budget(
     share = _share(plan, options)
     found = {}
     for device, nbytes in per_token.items():
-        part = nbytes / (nbytes + (gathered or {}).get(device, 0)) if nbytes else 1.0
-        found[device] = _kv_bytes(device, entries.get(device), share, options, part)
+        entry = entries.get(device)
+        of, gather = nbytes, (gathered or {}).get(device, 0)
+        if entry is not None and entry.kv_cache:
+            of, gather = entry.kv_cache, entry.kv_gather if gathered else 0
+        found[device] = _kv_bytes(device, entry, share, options, of / (of + gather) if of else 1.0)
     return KVBudget(per_token, found)
 
 

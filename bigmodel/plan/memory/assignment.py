@@ -190,6 +190,15 @@ def _kv_cache(profile: Profile, assignment: Assignment) -> dict[Key, int]:
     return found
 
 
+def _kv_gather(profile: Profile, assignment: Assignment) -> dict[Key, int]:
+    """Return the bytes of KV cache of the unit that has most, by accelerator."""
+    found: dict[Key, int] = {}
+    for key, nbytes in zip(assignment.execution, profile.kv_cache):
+        if is_accelerator(key) and nbytes:
+            found[key] = max(found.get(key, 0), nbytes)
+    return found
+
+
 def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
     """Return the peak bytes of activations and KV cache by device."""
     found: dict[Key, int] = {}
@@ -303,6 +312,8 @@ def assemble(
         notes: more for the user.
     """
     uses = with_workspace_apart(device_uses(profile, assignment), profile, assignment)
+    for key, gathered in _kv_gather(profile, assignment).items():
+        uses[key] = replace(uses[key], kv_gather=gathered)
     for key, memory in assignment.caching.items():
         if key in uses:
             uses[key] = replace(uses[key], context=memory.context)

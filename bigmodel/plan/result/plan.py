@@ -30,6 +30,9 @@ class DevicePlan:
         weights: parameters that lie on it, tied ones once.
         buffers: buffers that lie on it.
         kv_cache: keys and values of the units that run on it, prompts or steps, at full context.
+        kv_gather: the most of these that any one unit has, on an accelerator; not part of the total. A server that
+            keeps them in pages gathers those of one layer at once. `activations` hold as many for the planned batch;
+            each further sequence takes its share of them beside its share of `kv_cache`.
         activations: peak of temporary tensors while units run on it.
         workspace: workspace of kernels at that peak, and of libraries.
         slots: memory in which streamed units take turns; on the host, pages of units on disk that it computes with.
@@ -46,6 +49,7 @@ class DevicePlan:
     weights: int = 0
     buffers: int = 0
     kv_cache: int = 0
+    kv_gather: int = 0
     activations: int = 0
     workspace: int = 0
     slots: int = 0
@@ -310,6 +314,6 @@ def max_sequences(plan: Plan) -> int | None:
     found = []
     for device in plan.devices.values():
         if device.kv_cache and device.free is not None:
-            each = device.kv_cache / plan.batch_size
+            each = (device.kv_cache + device.kv_gather) / plan.batch_size
             found.append(plan.batch_size + int(max(device.free, 0) / each))
     return min(found, default=None)

@@ -76,10 +76,16 @@ def test_a_plan_has_text_table_json_html_and_a_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [0, 1, 5])
 def test_free_memory_holds_further_sequences(more: int) -> None:
     profile = profile_model(tiny_llama(), batch_size=2, context_length=64, device_type="virtual")
-    exact = make_plan(profile, {0: "100MB"}).devices[0].total
-    each = sum(profile.kv_cache) // 2
+    whole = make_plan(profile, {0: "100MB"}).devices[0]
+    assert whole.kv_gather == max(profile.kv_cache) > 0
+    exact, each = whole.total, (sum(profile.kv_cache) + max(profile.kv_cache)) // 2
     assert max_sequences(make_plan(profile, {0: exact + more * each})) == 2 + more
     assert max_sequences(make_plan(profile, {0: exact + more * each + each - 1})) == 2 + more
+
+
+def test_a_host_gathers_no_pages() -> None:
+    profile = profile_model(tiny_llama(), batch_size=2, context_length=64)
+    assert make_plan(profile, {"cpu": "100MB"}).devices["cpu"].kv_gather == 0
 
 
 def test_max_sequences_is_none_without_a_kv_cache() -> None:

@@ -85,6 +85,27 @@ def test_more_kv_bytes_than_the_plan_leaves_are_refused() -> None:
         kv_bytes(plan, kv_bytes=most + 1)
 
 
+@pytest.mark.parametrize("gather", [0, 1, 3])
+def test_more_sequences_leave_what_the_plan_says_attention_gathers(gather: int) -> None:
+    plan = planned(room_for=12)
+    entry = replace(plan.devices["cpu"], kv_gather=KV // 4 * gather)
+    plan = replace(plan, devices={"cpu": entry})
+    assert entry.free is not None
+    budget = kv_budget([Holder()], plan, EngineOptions(max_sequences=64), {"cpu": 1}).bytes_total["cpu"]
+    further = budget / KV - 1
+    assert further * (KV + entry.kv_gather) <= entry.free
+    assert plan.max_sequences() == SEQUENCES + {0: 8, 1: 6, 3: 4}[gather] == budget // (CONTEXT * PER_TOKEN)
+
+
+def test_a_plan_without_keys_and_values_says_nothing_of_what_is_gathered() -> None:
+    entry = DevicePlan("cpu", 4000, weights=1000)
+    plan = replace(planned(), devices={"cpu": entry})
+    asked = EngineOptions(kv_bytes=2000)
+    assert kv_budget([Holder()], plan, asked, {"cpu": PER_TOKEN // 2}).bytes_total["cpu"] == 2000
+    with pytest.raises(ServeError, match="more than the plan leaves on cpu"):
+        kv_budget([Holder()], plan, asked, {"cpu": PER_TOKEN})
+
+
 def test_a_step_computes_no_more_tokens_than_activations_were_planned_for() -> None:
     plan = planned()
     assert tokens_of_a_step(plan, EngineOptions()) == 512

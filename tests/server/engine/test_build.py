@@ -13,6 +13,7 @@ from bigmodel.server import Loaded
 from bigmodel.server.engine import Engine, EngineOptions, build_engine
 from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
 from bigmodel.server.engine.build import context_length, end_tokens
+from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.loading import load
 from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
@@ -81,8 +82,12 @@ def test_what_attention_gathers_from_pages_keeps_to_the_budget(tmp_path: Path, a
         collector.wait()
     made.stop()
     entry = placed.plan.devices[0]
-    assert made.core.scheduler.pool.capacity * PER_TOKEN > 4 * entry.kv_cache
+    assert made.core.scheduler.pool.capacity * PER_TOKEN >= 4 * entry.kv_cache
     assert max_memory_allocated(0) <= entry.budget
+    assert isinstance(made.core.runner, PackedRunner)
+    assert {"virtual:0": entry.kv_gather} == {
+        device: nbytes * placed.plan.context_length for device, nbytes in made.core.runner.gathered_per_token().items()
+    }
 
 
 def test_without_a_plan_there_is_a_default() -> None:
