@@ -11,7 +11,7 @@ is every result of `derive`, which the tests hold the remembered ones against.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -94,6 +94,8 @@ def derive(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation by PyTorch's fake kernel, or by a correction of it."""
     if func is aten._grouped_mm.default:
         return _grouped_mm(*args, **kwargs)
+    if func in _RECURRENT:
+        return _RECURRENT[func](*args)
     output = func(*args, **kwargs)
     if func is aten.native_batch_norm.default and not args[5] and args[0].device.type != "cuda":
         # In inference only CUDA's kernel allocates the batch's statistics.
@@ -110,6 +112,22 @@ def _grouped_mm(
         assert offsets is not None
         return tokens.new_empty((offsets.shape[0], tokens.shape[0], weights.shape[1]), dtype=dtype)
     return tokens.new_empty((*tokens.shape[:-1], weights.shape[-1]), dtype=dtype)
+
+
+def _gru_cell(_input: torch.Tensor, _gates: torch.Tensor, state: torch.Tensor, *_: Any) -> Any:
+    """PyTorch has no fake kernel of it: the next state, and what the backward needs."""
+    return torch.empty_like(state), state.new_empty((state.shape[0], 5 * state.shape[1]))
+
+
+def _lstm_cell(gates: torch.Tensor, _gates: torch.Tensor, cell: torch.Tensor, *_: Any) -> Any:
+    """The fake kernel refuses layers without bias: the next state and cell, and the gates."""
+    return torch.empty_like(cell), torch.empty_like(cell), torch.empty_like(gates)
+
+
+_RECURRENT: dict[Any, Callable[..., Any]] = {
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_lstm_cell.default: _lstm_cell,
+}
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MixtralConfig, MixtralForCausalLM
 
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.profile.profile import profile_model
 from bigmodel.profile.trace import fake_kernels
 from bigmodel.profile.trace.fake_kernels import MOST, derive, forget_results, run_fake
@@ -182,3 +185,31 @@ def test_the_profile_of_a_mixture_is_that_of_derived_results(monkeypatch: pytest
     monkeypatch.setattr("bigmodel.profile.trace.recorder.run_fake", derive)
     derived = profile_model(model, context_length=24)
     assert first.phases == second.phases == derived.phases
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer between two others."""
+
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.before, self.layer = nn.Linear(6, 8), kind(8, 16, num_layers=2, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.before(x))[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "bias": False}])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_the_peak_of_recurrent_layers_is_predicted_to_the_byte(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+    model, x = Recurrent(kind, **options).eval(), torch.randn(5, 3, 6)
+    profile = profile_model(model, sample_inputs={"x": x}, device_type="virtual")
+    assert profile.unknown == ""
+    before = memory_allocated(0)
+    model.to("virtual:0")
+    given = x.to("virtual:0")
+    gc.collect()
+    reset_peak_memory(0)
+    with torch.inference_mode():
+        model(given)
+    assert max_memory_allocated(0) - before == profile.weights + profile.dynamic_peaks({}, main=0)[0]
