@@ -209,6 +209,10 @@ class Recorder(TorchDispatchMode):
         self._last_place = OUTSIDE
         return output
 
+    def keeps_since(self, begin: int) -> bool:
+        """Return whether any storage is alive that was allocated in the events from `begin` on."""
+        return any(isinstance(event, Allocate) and event.storage in self._references for event in self.events[begin:])
+
     @contextmanager
     def at_inputs(self) -> Iterator[None]:
         """Record storages allocated within the context as lying on the device of the inputs."""

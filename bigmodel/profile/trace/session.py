@@ -54,6 +54,9 @@ def fake_clone(
             for tensor in registry.values():
                 if tensor is not None and id(tensor) not in memo:
                     memo[id(tensor)] = _fake(tensor, mode, device, dtypes.get(id(tensor), tensor.dtype))
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:  # a weight that a hook has made: not copied
+                memo[id(value)] = _fake(value, mode, device, dtypes.get(id(value), value.dtype))
     clone = copy.deepcopy(model, memo)
     for sample in samples:
         parent, _, leaf = sample.path.rpartition(".")

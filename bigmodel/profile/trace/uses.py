@@ -47,7 +47,17 @@ def use_sample(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any])
     def run() -> None:
         session.recorder.call(lambda: session.model(*args, **kwargs), (args, kwargs))
 
-    session.phase("forward", 1, run)
+    _record_forward(session, 1, run)
+
+
+def _record_forward(session: Session, tokens: int, run: Callable[[], None]) -> None:
+    """Record a forward; if its modules keep tensors, as hooks keep weights that they make, also the one after it, which
+    runs beside them."""
+    begin = len(session.recorder.events)
+    session.phase("forward", tokens, run)
+    if session.recorder.keeps_since(begin):
+        session.marks[-1] = (FURTHER, *session.marks[-1][1:])
+        session.phase("forward", tokens, run)
 
 
 @dataclass(frozen=True)
@@ -171,7 +181,7 @@ def _use_forward(session: Session, inputs: Inputs | tuple[torch.Tensor, ...], to
         masks = padding_of({**inputs, **texts}, parameters_of(session.model))
     if masks and session.workload.padded:
         session.attempt(FURTHER, tokens, lambda: run(session.fake(masks, session.dtype)))
-    session.phase("forward", tokens, lambda: run({}))
+    _record_forward(session, tokens, lambda: run({}))
 
 
 def _with_placeholders(session: Session, inputs: Inputs) -> Inputs:
