@@ -103,6 +103,7 @@ def _resumed(begun: _Loop, loop: _Loop, length: int) -> _Loop:
     """Return `begun`, which has run nothing, with a cache of `length` tokens made from that of `loop` without a
     forward."""
     begun.cache, begun.scores, begun.image_states = loop.cache, loop.scores, loop.image_states
+    begun.encoded = loop.encoded
     if length > begun.prompt:
         begun.append(length - begun.prompt)
     begun.resize(length)
@@ -156,6 +157,9 @@ def as_when_decoding(model: Any) -> AbstractContextManager[None]:
 ENCODED = "mm_encoder_outputs"
 """Argument of a forward that takes the outputs of the encoders of images and videos."""
 
+LENGTHENED = ("token_type_ids", "mm_token_type_ids")
+"""Inputs that say of each token whether it is a placeholder, which `generate` lengthens with the text."""
+
 ENCODED_PIXELS = {"pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches"}
 """Inputs that `generate` encodes."""
 
@@ -181,6 +185,8 @@ class _Loop:
         self.unfinished = session.tokens(1)
         self.chosen: torch.Tensor | None = None
         self.image_states: torch.Tensor | None = None
+        self.encoded: Mapping[str, Any] = {}
+        self.kinds = {name: self.media[name] for name in LENGTHENED if name in self.media}
         self.special = kept_ids(session, config)
         self.scores: torch.Tensor | None = None
         self.caches = getattr(getattr(session.model, "generation_config", None), "use_cache", None) is not False
@@ -207,11 +213,12 @@ class _Loop:
         """
         self.append(tokens)
         if not self.caches:
-            self._run(self.ids.clone(), self.positions)
+            self._run(self.ids.clone(), self.positions, **self.kinds)
             return
         positions = None if self.positions is None else self.positions[..., -tokens:].clone()
         seen = inputs_of_step(self.session, self.media, self.image_states, tokens)
-        self._run(self.ids[:, -tokens:].clone(), positions, **seen)
+        kinds = {name: kind[:, -tokens:].clone() for name, kind in self.kinds.items()}
+        self._run(self.ids[:, -tokens:].clone(), positions, kinds, **seen)
 
     def append(self, tokens: int) -> None:
         """Append `tokens` chosen tokens to the text."""
@@ -220,8 +227,8 @@ class _Loop:
         self._cover(self.ids.shape[1])
 
     def _cover(self, tokens: int) -> None:
-        """Let position ids and mask cover the first `tokens` tokens; `generate` lengthens them as soon as a forward has
-        returned, before it chooses the next token."""
+        """Let position ids, mask and kinds of tokens cover the first `tokens` tokens; `generate` lengthens them as soon
+        as a forward has returned, before it chooses the next token."""
         if tokens <= self.covered:
             return
         more, self.covered = self.session.tokens(tokens - self.covered), tokens
@@ -233,6 +240,13 @@ class _Loop:
         if self.mask is not None:
             self.mask = torch.cat([self.mask, more], 1)
             self.session.recorder.values.give(self.mask, self._mask(tokens))
+        for name, kind in self.kinds.items():
+            value = self.session.recorder.values.of(kind)
+            self.kinds[name] = torch.cat([kind, more], 1)
+            if value is not None:
+                with real_tensors():
+                    value = torch.cat([value, value.new_zeros(*more.shape)], 1)
+                self.session.recorder.values.give(self.kinds[name], value)
 
     def can_resize(self) -> bool:
         """Return whether the cache holds keys and values of the whole text: no sliding windows or recurrent states."""
@@ -287,21 +301,28 @@ class _Loop:
                 return torch.cat([self.padding, generated], 1)
             return padding_mask(batch_size, tokens, self.prompt if self.is_padded else 0)
 
-    def _run(self, ids: torch.Tensor, positions: torch.Tensor | None, **media: Any) -> None:
+    def _run(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor | None,
+        kinds: Mapping[str, torch.Tensor] | None = None,
+        **media: Any,
+    ) -> None:
         keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
         mask = [] if self.mask is None else [self.mask]
         masked = dict.fromkeys([MASK] if self.is_padded else [], self.mask)
         cache = dict.fromkeys(CACHES, self.cache) if self.caches else {}
         order = {} if positions is None else {"position_ids": positions}
-        inputs = {"input_ids": ids, **masked, **order, **cache, "use_cache": self.caches, **keep, **media}
+        given = {**masked, **order, **cache, "use_cache": self.caches, **(kinds or {})}
+        inputs = {"input_ids": ids, **given, **keep, **media}
         if prepares_its_inputs(self.session.model):
-            inputs |= self._prepared({**masked, **order, **cache, "use_cache": self.caches}, ids)
+            inputs |= self._prepared(given, ids)
         kept = [*tensors_in(media), *([] if self.positions is None else [self.positions])]
         kept, unread = ([*kept, *mask], []) if self.is_padded else (kept, mask)
         output = self.session.generate_with(kept, unread, **inputs)
         if self.scores is None:
             inputs = {}
-        del masked, order, mask, kept, unread, positions, ids
+        del given, kinds, masked, order, mask, kept, unread, positions, ids
         # `generate` frees the inputs of the prefill here, and those of a step once the next one's are made.
         self._cover(self.ids.shape[1] + 1)
         self.image_states = image_states_in(self.session, output)
@@ -321,7 +342,7 @@ class _Loop:
         prepare: Any = self.session.model.prepare_inputs_for_generation
         accepted = {name: value for name, value in inputs.items() if self.session.accepts(name)}
         found = prepare(ids, is_first_iteration=self.scores is None, **accepted)
-        return {name: found.get(name) for name in (MASK, "position_ids") if name in accepted}
+        return {name: found.get(name) for name in (MASK, "position_ids", *self.kinds) if name in accepted}
 
 
 def encode_media(session: Session, media: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
