@@ -213,7 +213,7 @@ class _Loop:
         """
         self.append(tokens)
         if not self.caches:
-            self._run(self.ids.clone(), self.positions, **self.kinds)
+            self._run(self.ids.clone(), self.positions, None, **self.kinds)
             return
         positions = None if self.positions is None else self.positions[..., -tokens:].clone()
         seen = inputs_of_step(self.session, self.media, self.image_states, tokens)
