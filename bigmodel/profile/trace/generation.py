@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .choice import Choice, chooses_itself, suppressed_tokens
 from .image_states import image_states_in, inputs_of_step
 from .inputs import MASK, modalities, padding_mask, token_ids
 from .prompt import Prompt
@@ -102,7 +103,7 @@ def _before_last_step(
 def _resumed(begun: _Loop, loop: _Loop, length: int) -> _Loop:
     """Return `begun`, which has run nothing, with a cache of `length` tokens made from that of `loop` without a
     forward."""
-    begun.cache, begun.scores, begun.image_states = loop.cache, loop.scores, loop.image_states
+    begun.cache, begun.choice, begun.image_states = loop.cache, loop.choice, loop.image_states
     begun.encoded = loop.encoded
     if length > begun.prompt:
         begun.append(length - begun.prompt)
@@ -188,7 +189,7 @@ class _Loop:
         self.encoded: Mapping[str, Any] = {}
         self.kinds = {name: self.media[name] for name in LENGTHENED if name in self.media}
         self.special = kept_ids(session, config)
-        self.scores: torch.Tensor | None = None
+        self.choice = Choice(session)
         self.caches = getattr(getattr(session.model, "generation_config", None), "use_cache", None) is not False
         self.cache = _new_cache(session, config) if self.caches else None
 
@@ -262,9 +263,7 @@ class _Loop:
                     setattr(layer, name, held.new_empty((*held.shape[:-2], tokens, held.shape[-1])))
                 del held
         self._cover(tokens + 1)
-        if self.scores is not None:
-            with self.session.recorder.at_inputs():
-                self.scores = torch.empty_like(self.scores)
+        self.choice.renew()
 
     def skip(self, steps: int) -> None:
         """Leave what `steps` steps leave: without a forward if the cache can be resized, else in one if that leaves the
@@ -320,14 +319,13 @@ class _Loop:
         kept = [*tensors_in(media), *([] if self.positions is None else [self.positions])]
         kept, unread = ([*kept, *mask], []) if self.is_padded else (kept, mask)
         output = self.session.generate_with(kept, unread, **inputs)
-        if self.scores is None:
+        if not self.choice.is_made:
             inputs = {}
         del given, kinds, masked, order, mask, kept, unread, positions, ids
         # `generate` frees the inputs of the prefill here, and those of a step once the next one's are made.
         self._cover(self.ids.shape[1] + 1)
         self.image_states = image_states_in(self.session, output)
-        self.scores = next_token_scores(self.session, output)
-        choose(self.session, self.scores)
+        self.choice.make(output, self.ids)
         self._append_chosen()
         returned = cache_in(output)
         self.cache = self.cache if returned is None else returned
@@ -341,7 +339,7 @@ class _Loop:
         """Return the mask and the position ids that the model's own preparation of inputs makes of those given."""
         prepare: Any = self.session.model.prepare_inputs_for_generation
         accepted = {name: value for name, value in inputs.items() if self.session.accepts(name)}
-        found = prepare(ids, is_first_iteration=self.scores is None, **accepted)
+        found = prepare(ids, is_first_iteration=not self.choice.is_made, **accepted)
         return {name: found.get(name) for name in (MASK, "position_ids", *self.kinds) if name in accepted}
 
 
@@ -366,39 +364,10 @@ def encode_media(session: Session, media: Mapping[str, Any]) -> tuple[dict[str, 
     return left, encoded
 
 
-def next_token_scores(session: Session, output: Any) -> torch.Tensor | None:
-    """Return the scores of the next token, the last logits in float32 on the inputs' device.
-
-    Scores of suppressed tokens are replaced.
-    """
-    logits = getattr(output, "logits", None)
-    if logits is None or logits.dim() != 3:
-        return None
-    with session.recorder.at_inputs():
-        scores: torch.Tensor = logits[:, -1, :].to(dtype=torch.float32, copy=True)
-        for _ in suppressed_tokens(session.model):
-            tokens = torch.arange(scores.shape[-1], device=scores.device)
-            scores = torch.where(torch.empty_like(tokens, dtype=torch.bool), -torch.inf, scores)
-    return scores
-
-
-def choose(session: Session, scores: torch.Tensor | None) -> None:
-    """Compute the argmax of scores, once those of the step before are freed."""
-    if scores is not None:
-        with session.recorder.at_inputs():
-            scores.argmax(-1)
-
-
-def suppressed_tokens(model: Any) -> list[list[int]]:
-    """Return the lists of tokens that `generate` never chooses, or not as the first."""
-    settings = getattr(model, "generation_config", None)
-    lists = (getattr(settings, name, None) for name in ("suppress_tokens", "begin_suppress_tokens"))
-    return [each for each in lists if each is not None]
-
-
 def kept_ids(session: Session, config: Any) -> list[torch.Tensor]:
     """Return the token ids that `generate` keeps as tensors, without the text: its special tokens (bos, eos, pad, the
-    decoder's first), those that it suppresses, and those that it ends a text of full length with."""
+    decoder's first), and those that Whisper's own loop suppresses or ends a text of full length with. Elsewhere the
+    processors of scores hold such ids."""
     generation = getattr(session.model, "generation_config", None)
     named = [generation, config.get_text_config(decoder=True)]
 
@@ -408,8 +377,9 @@ def kept_ids(session: Session, config: Any) -> list[torch.Tensor]:
     begin, end, pad = (ids_of(f"{kind}_token_id", *named) for kind in ("bos", "eos", "pad"))
     seq2seq = getattr(config, "is_encoder_decoder", False)
     first = ids_of("decoder_start_token_id", *(named if seq2seq else [generation]))
-    forced = getattr(generation, "forced_eos_token_id", None)
-    kinds = [begin, end, end if pad is None else pad, first, forced, *suppressed_tokens(session.model)]
+    kinds = [begin, end, end if pad is None else pad, first]
+    if chooses_itself(session.model):
+        kinds += [getattr(generation, "forced_eos_token_id", None), *suppressed_tokens(session.model)]
     return [session.ids(len(kind) if isinstance(kind, list) else 1) for kind in kinds if kind is not None]
 
 

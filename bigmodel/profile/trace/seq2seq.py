@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from .generation import ALTERNATIVE, FURTHER, cache_in, choose, kept_ids, next_token_scores
+from .choice import Choice
+from .generation import ALTERNATIVE, FURTHER, cache_in, kept_ids
 from .inputs import MASK, padding_mask
 from .session import Session
 from .values import real_tensors
@@ -59,7 +60,7 @@ class _Loop:
             self.masks[MASK] = self.mask
         self.special = kept_ids(session, config)
         self.chosen: torch.Tensor | None = None
-        self.scores: torch.Tensor | None = None
+        self.choice = Choice(session)
         self.cache: Any = None
 
     def begin(self) -> None:
@@ -97,8 +98,7 @@ class _Loop:
             past_key_values=self.cache,
             use_cache=True,
         )
-        self.scores = next_token_scores(self.session, output)
-        choose(self.session, self.scores)
+        self.choice.make(output, self.ids)
         self.cache = cache_in(output)
 
 

@@ -157,6 +157,7 @@ class Session:
 
     Attributes:
         recorder: the recorder of its events.
+        device: device that the fake tensors report.
         marks: (name, (first event, end), tokens of each sequence) of every phase so far.
     """
 
@@ -165,7 +166,7 @@ class Session:
         self.workload = workload
         self.marks: list[tuple[str, tuple[int, int], int]] = []
         self.recorder = recorder
-        self._device = device
+        self.device = device
         self._accepted = set(inspect.signature(model.forward).parameters)
 
     def accepts(self, name: str) -> bool:
@@ -218,14 +219,14 @@ class Session:
 
     def tokens(self, length: int, value: torch.Tensor | None = None) -> torch.Tensor:
         """Return fake token ids, or other integers per token: int64, (batch, length); zeros unless `value` is given."""
-        fake = torch.zeros(self.workload.batch_size, length, dtype=torch.long, device=self._device)
+        fake = torch.zeros(self.workload.batch_size, length, dtype=torch.long, device=self.device)
         if value is not None:
             self.recorder.values.give(fake, value)
         return fake
 
     def ids(self, count: int) -> torch.Tensor:
         """Return `count` fake token ids without a batch dimension: int64, (count,)."""
-        return torch.zeros(count, dtype=torch.long, device=self._device)
+        return torch.zeros(count, dtype=torch.long, device=self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -244,7 +245,7 @@ class Session:
             if not isinstance(item, torch.Tensor):
                 return item
             wanted = dtype if dtype is not None and item.is_floating_point() else item.dtype
-            fake = torch.empty(item.shape, dtype=wanted, device=self._device)
+            fake = torch.empty(item.shape, dtype=wanted, device=self.device)
             self.recorder.values.forget(fake)
             if not item.is_floating_point() and item.device.type != "meta":
                 with real_tensors():
@@ -301,7 +302,7 @@ class BroughtToWeights(TorchFunctionMode):
         for tensor in (*model.parameters(), *model.buffers()):
             unit = recorder.unit_of(tensor)
             if unit is not None and isinstance(tensor, FakeTensor):
-                self._device = tensor.device
+                self.device = tensor.device
                 tensor.fake_device = torch.device(tensor.device.type, tensor.device.index)
                 self._units[id(tensor.fake_device)] = tensor.fake_device, unit
                 self._weights.add(id(tensor))
@@ -313,7 +314,7 @@ class BroughtToWeights(TorchFunctionMode):
         for tensor in output if isinstance(output, (tuple, list)) else (output,):
             computed = isinstance(tensor, FakeTensor) and id(tensor) not in self._weights
             if computed and id(tensor.fake_device) in self._units:
-                tensor.fake_device = self._device
+                tensor.fake_device = self.device
         if func is torch.Tensor.to:
             given = (*args[1:], *(kwargs or {}).values())
             units = [self._units[id(each)][1] for each in given if id(each) in self._units]
