@@ -213,11 +213,80 @@ def _pi0() -> Any:
     return t.PI0ForConditionalGeneration(config)
 
 
+def _deepseek_v2() -> Any:
+    heads = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
+    sizes = {**DECODER, "num_key_value_heads": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    config = t.DeepseekV2Config(**sizes, **heads, **experts, head_dim=8, topk_method="greedy")
+    return t.DeepseekV2ForCausalLM(config)
+
+
+def _granitemoehybrid() -> Any:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 64}
+    layers = ["mamba", "attention", "mamba", "attention"]
+    config = t.GraniteMoeHybridConfig(**DECODER, **STATES, **experts, layer_types=layers, mamba_chunk_size=16)
+    return t.GraniteMoeHybridForCausalLM(config)
+
+
+GLM_TEXT: dict[str, Any] = {
+    **DECODER,
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0, "partial_rotary_factor": 1.0,
+    },
+}  # fmt: skip
+GLM_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def _glm(model: Any, config: Any, **text: Any) -> Any:
+    """Return a GLM that sees; by default the sections of its rotary positions do not fit its heads."""
+    vision = {
+        "depth": 2, "hidden_size": 64, "num_heads": 4, "out_hidden_size": 64, "intermediate_size": 96,
+        "image_size": 32, "patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    }  # fmt: skip
+    kinds = ("image", "video", "image_start", "image_end", "video_start", "video_end")
+    tokens = {f"{kind}_token_id": 150 + place for place, kind in enumerate(kinds)}
+    return model(config(text_config={**GLM_TEXT, **text}, vision_config=vision, **tokens))
+
+
+def _blip_2() -> Any:
+    text = t.OPTConfig(
+        hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=160, word_embed_proj_dim=64,
+        max_position_embeddings=128, **SPECIAL,
+    )  # fmt: skip
+    asks = {**SIZES, "num_hidden_layers": 2, "encoder_hidden_size": 64, "vocab_size": 160}
+    config = t.Blip2Config(
+        vision_config=IMAGE, qformer_config=asks, text_config=text.to_dict(), num_query_tokens=8, image_token_index=150
+    )
+    return t.Blip2ForConditionalGeneration(config)
+
+
+def _blenderbot() -> Any:
+    layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes = {"d_model": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "vocab_size": 160}
+    config = t.BlenderbotConfig(**layers, **sizes, **SPECIAL, max_position_embeddings=64)
+    return t.BlenderbotForConditionalGeneration(config)
+
+
 OTHERS: dict[str, Callable[[], Any]] = {
+    "blenderbot": _blenderbot,
+    "blip-2": _blip_2,
+    "deepseek_v2": _deepseek_v2,
     "gemma3n_text": _gemma3n_text,
     "gemma4": _gemma4,
     "gemma4_text": lambda: t.Gemma4ForCausalLM(t.Gemma4TextConfig(**DECODER, **SHARED)),
+    "glm46v": lambda: _glm(t.Glm46VForConditionalGeneration, t.Glm46VConfig),
+    "glm4v": lambda: _glm(t.Glm4vForConditionalGeneration, t.Glm4vConfig),
+    "glm4v_moe": lambda: _glm(t.Glm4vMoeForConditionalGeneration, t.Glm4vMoeConfig, **GLM_EXPERTS),
+    "glm4v_text": lambda: t.Glm4vTextModel(t.Glm4vTextConfig(**GLM_TEXT)),
+    "granitemoehybrid": _granitemoehybrid,
     "paligemma": _paligemma,
     "pi0": _pi0,
+    "xmod": lambda: t.XmodForCausalLM(
+        t.XmodConfig(**TEXT, default_language="en_XX", languages=("en_XX",), is_decoder=True)
+    ),
 }
-"""Models of architectures whose default configs cannot be shrunk."""
+"""Models of architectures whose default configs cannot be shrunk, or are not ones that their forwards accept."""
