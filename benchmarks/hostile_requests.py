@@ -10,7 +10,7 @@ from typing import Any
 
 LARGEST = 8 << 20  # bytes of a body
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+MESSAGES, RESPONSES, EMBEDDINGS, RERANK = "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/rerank"
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,9 @@ def _body(rng: random.Random, model: str) -> tuple[str, dict[str, Any]]:
         (CHAT, {**asked, "messages": turns}),
         (MESSAGES, _message(rng, model)),
         (RESPONSES, _response(rng, model)),
+        (EMBEDDINGS, {"model": model, "input": ["1 2 3", "2"], "dimensions": 3}),
+        (EMBEDDINGS, {"model": model, "input": [[1, 2, 3], [1]], "encoding_format": "base64"}),
+        (RERANK, {"model": model, "query": "1", "documents": ["1", {"text": "2"}]}),
         (TOKENIZE, {"model": model, "prompt": "1 2 3"}),
         (TOKENIZE, {"model": model, "messages": turns, "return_token_strs": True}),
         (DETOKENIZE, {"model": model, "tokens": [1, 2, 3]}),
@@ -136,6 +139,7 @@ _FIELDS = (
     *("presence_penalty", "repetition_penalty", "add_special_tokens", "unknown", "continue_final_message"),
     *("system", "stop_sequences", "thinking", "output_config", "metadata", "thinking_token_budget"),
     *("input", "instructions", "reasoning", "text", "include", "max_output_tokens"),
+    *("dimensions", "encoding_format", "truncate_prompt_tokens", "query", "documents", "top_n", "max_tokens_per_doc"),
 )
 
 

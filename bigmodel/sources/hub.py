@@ -217,7 +217,7 @@ class _SilentProgress(tqdm):
 def _is_companion(file: str, trust_remote_code: bool) -> bool:
     """Whether a file is needed besides the weights: configs, tokenizer files, and code if it is trusted."""
     if "/" in file:
-        return False
+        return file.endswith("_Pooling/config.json")  # of sentence-transformers: how states become an embedding
     if file.endswith(".py"):
         return trust_remote_code
     if file.endswith(".index.json"):

@@ -50,7 +50,13 @@ class ResponseAnswer:
 
     def opening(self) -> bytes:
         """The events `response.created` and `response.in_progress`."""
-        rest = {"status": "in_progress", "output": [], "usage": None, "error": None, "incomplete_details": None}
+        rest: dict[str, Any] = {
+            "status": "in_progress",
+            "output": [],
+            "usage": None,
+            "error": None,
+            "incomplete_details": None,
+        }
         return self._of_response("response.created", rest) + self._of_response("response.in_progress", rest)
 
     def chunk(self, index: int, delta: Delta) -> bytes:

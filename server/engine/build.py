@@ -12,7 +12,7 @@ from bigmodel.errors import ServeError
 from bigmodel.server.engine.budget import EngineOptions, kv_budget, sequences_at_once, tokens_of_a_step
 from bigmodel.server.engine.compute.choose_runner import choose_runner
 from bigmodel.server.engine.compute.draft import ModelDrafter
-from bigmodel.server.engine.compute.plain import PlainRunner
+from bigmodel.server.engine.compute.encoder import EncoderRunner, generates
 from bigmodel.server.engine.compute.runner import PackedRunner, Runner
 from bigmodel.server.engine.core import EngineCore
 from bigmodel.server.engine.engine import Engine
@@ -37,12 +37,16 @@ def build_engine(
     """An engine for ``model``, not started yet; ``draft_model`` proposes tokens that the model verifies."""
     options = options or EngineOptions()
     model.eval()
-    runner = choose_runner(model, row_multiple=options.row_multiple, host_linear=options.host_linear)
+    runner = (
+        choose_runner(model, row_multiple=options.row_multiple, host_linear=options.host_linear)
+        if generates(model)
+        else EncoderRunner(model)
+    )
     drafter = make_drafter(model, draft_model, options, runner)
     gathered = runner.gathered_per_token() if isinstance(runner, PackedRunner) else {}
     budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options, gathered)
     pool = TokenPool(budget.tokens)
-    prefix = PrefixCache(pool, enabled=options.prefix_cache and not isinstance(runner, PlainRunner))
+    prefix = PrefixCache(pool, enabled=options.prefix_cache and isinstance(runner, PackedRunner))
     sequences = sequences_at_once(plan, options)
     scheduler = Scheduler(
         pool,
@@ -60,7 +64,7 @@ def build_engine(
         codec,
         observer or Observer(),
         eos_ids=end_tokens(model, tokenizer),
-        max_length=min(options.max_length or context_length(model), pool.capacity),
+        max_length=min(options.max_length or _longest(model, codec, plan, runner), pool.capacity),
         vocabulary_size=vocabulary_size(model),
         drafter=drafter,
     )
@@ -75,7 +79,7 @@ def build_engine(
 def kv_maker(runner: Runner, positions: int) -> Callable[[], SequenceKV]:
     """What makes the keys and values of a sequence: pages of one arena on accelerators, else buffers of its own."""
     on_host = all(torch.device(device).type == "cpu" for device in runner.bytes_per_token())
-    if on_host or isinstance(runner, PlainRunner):
+    if on_host or not isinstance(runner, PackedRunner):
         return SequenceKV
     return partial(PagedKV, KVArena(positions))
 
@@ -86,7 +90,7 @@ def make_drafter(
     """The drafter of ``draft_model``; None without one. Raises ServeError for a draft model that cannot be used."""
     if draft_model is None:
         return None
-    if isinstance(runner, PlainRunner):
+    if not isinstance(runner, PackedRunner):
         raise ServeError(
             "a draft model needs a model that is computed in packed batches; this one is computed one by one"
         )
@@ -111,6 +115,15 @@ def end_tokens(model: torch.nn.Module, tokenizer: Any) -> frozenset[int]:
     for value in (getattr(config, "eos_token_id", None), getattr(inner, "eos_token_id", None)):
         found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
     return frozenset(int(token) for token in found)
+
+
+def _longest(model: torch.nn.Module, codec: TextCodec, plan: Any, runner: Runner) -> int:
+    """Most tokens of a text: of whole texts in one forward, no more than the tokenizer and the plan have in mind."""
+    longest = context_length(model)
+    if not isinstance(runner, EncoderRunner):
+        return longest
+    known = int(getattr(codec.tokenizer, "model_max_length", longest))
+    return min(longest, known, (plan.context_length if plan is not None else 0) or longest)
 
 
 def context_length(model: torch.nn.Module) -> int:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from bigmodel.server.engine.compute.draft import Drafter
+from bigmodel.server.engine.compute.encoder import EncoderRunner
 from bigmodel.server.engine.compute.runner import Runner
 from bigmodel.server.engine.sampling.sampler import Sampler, TokenCounts, logprob_of
 from bigmodel.server.engine.scheduling.request import (
@@ -133,7 +134,7 @@ class EngineCore:
             except Exception as error:
                 self._fail_step(scheduled.sequence.request, error)
             else:
-                if rows is not None and scheduled.sequence.remaining == 0:
+                if rows is not None and scheduled.sequence.remaining == 0 and scheduled.pooled_rows is None:
                     ready.append((scheduled, rows))
         self._sampler.sample(ready)
         self.steps += 1
@@ -208,6 +209,11 @@ class EngineCore:
                 self._note_prompt_logprobs(sequence, start, rows)
             if sequence.computed >= prompt and sequence.kv is not None:
                 self.scheduler.prefix.insert(sequence.kv, sequence.request.prompt)
+        if sequence.pooler is not None:
+            if rows is not None:
+                sequence.pooler.add(rows, sequence.computed)
+            if sequence.remaining == 0:
+                self._send(sequence, Delta(sequence.index, "", finish_reason="stop", vector=sequence.pooler.vector()))
 
     def _note_prompt_logprobs(self, sequence: Sequence, start: int, rows: torch.Tensor) -> None:
         if start == 0:
@@ -239,6 +245,8 @@ class EngineCore:
                 sequence.stream = OutputStream(sequence, self.codec, self.eos_ids, self.max_length)
                 if request.params.grammar is not None:
                     sequence.grammar_state = request.params.grammar.state()
+                if request.params.pooling is not None:
+                    sequence.pooler = request.params.pooling.state()
                 if request.params.reasoning is not None:
                     sequence.reasoning_state = request.params.reasoning.state()
         except Exception as error:
@@ -283,6 +291,11 @@ class EngineCore:
         except Exception:
             logger.exception("the end of request %s could not be sent", request.request_id)
             self._send_failure(request, Failed("engine", "the end of the answer could not be sent"))
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model generates text; else it gives vectors or scores."""
+        return not isinstance(self.runner, EncoderRunner)
 
     @property
     def counts(self) -> TokenCounts:

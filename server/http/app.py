@@ -16,7 +16,16 @@ from starlette.responses import Response
 from bigmodel import __version__
 from bigmodel.errors import BigModelError
 from bigmodel.server.engine.build import build_engine
-from bigmodel.server.http import get_routes, messages_routes, post_routes, reference, responses_routes, tokenize_routes
+from bigmodel.server.http import (
+    embeddings_routes,
+    get_routes,
+    messages_routes,
+    post_routes,
+    reference,
+    rerank_routes,
+    responses_routes,
+    tokenize_routes,
+)
 from bigmodel.server.http.client_limits import BodyLimit, KeyGuard
 from bigmodel.server.http.errors import install
 from bigmodel.server.http.metrics import Metrics
@@ -28,6 +37,16 @@ from bigmodel.server.text.codec import TextCodec
 
 logger = logging.getLogger(__name__)
 
+_ROUTES = (
+    post_routes,
+    responses_routes,
+    messages_routes,
+    embeddings_routes,
+    rerank_routes,
+    tokenize_routes,
+    get_routes,
+    reference,
+)
 _PATIENCE = 5.0  # seconds that a cancelled loader has to end
 
 
@@ -72,10 +91,8 @@ def create_app(
     app.state.server = state
     install(app)
     app.add_exception_handler(ClientGoneError, lambda request, error: Response(status_code=499))
-    for routes in (post_routes, messages_routes, responses_routes, tokenize_routes):
+    for routes in _ROUTES:
         app.include_router(routes.router)
-    app.include_router(get_routes.router)
-    app.include_router(reference.router)
     app.add_middleware(BodyLimit, limits=state)
     if settings.api_keys:
         app.add_middleware(KeyGuard, keys=settings.api_keys)

@@ -63,6 +63,14 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
+def _shape(given: Any) -> str:
+    return "an object" if isinstance(given, dict | BaseModel) else "a string"
+
+
+BY_SHAPE = Discriminator(_shape)
+"""Tells what has the tag "a string" from what has the tag "an object": errors are about the one that was meant."""
+
+
 def disagrees(field: str, why: str) -> PydanticCustomError:
     """The validation error of a ``field`` that contradicts another one."""
     return PydanticCustomError(DISAGREES, why, {"field": field})
@@ -251,13 +259,9 @@ class NamedTool(Body):
     function: FunctionChoice
 
 
-def _shape(given: Any) -> str:
-    return "an object" if isinstance(given, dict | NamedTool) else "a string"
-
-
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("a string")] | Annotated[NamedTool, Tag("an object")],
-    Discriminator(_shape),
+    BY_SHAPE,
 ]
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from bigmodel.server.http.bodies import (
+    BY_SHAPE,
     MAX_MESSAGES,
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
@@ -152,6 +153,12 @@ class NamedFunction(Body):
     name: Text
 
 
+FunctionChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("a string")] | Annotated[NamedFunction, Tag("an object")],
+    BY_SHAPE,
+]
+
+
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: Text | None = None
@@ -189,11 +196,9 @@ def _few_labels(given: Any) -> Any:
     return given
 
 
-def _short(most: int) -> Any:
-    return Annotated[Text, Field(max_length=most)]
-
-
-Labels = Annotated[dict[_short(64), _short(512)], BeforeValidator(_few_labels)]
+Labels = Annotated[
+    dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], BeforeValidator(_few_labels)
+]
 """Labels of the client's own, which the answer repeats."""
 
 
@@ -211,7 +216,7 @@ class ResponsesBody(Body):
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(_few)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: FunctionChoice | None = None
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None
     text: TextConfig | None = None

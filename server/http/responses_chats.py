@@ -42,8 +42,10 @@ def chat_fields(body: ResponsesBody) -> dict[str, Any]:
         given = [tool.model_dump(exclude={"type"}) for tool in body.tools]
         fields["tools"] = [{"type": "function", "function": function} for function in given]
     choice = body.tool_choice
-    named = isinstance(choice, NamedFunction)
-    fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}} if named else choice
+    if isinstance(choice, NamedFunction):
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    else:
+        fields["tool_choice"] = choice
     if body.reasoning is not None:
         fields["reasoning_effort"] = body.reasoning.effort
     form = None if body.text is None else body.text.format

@@ -13,6 +13,7 @@ from fastapi import Request as HTTPRequest
 
 from bigmodel.errors import ServeError
 from bigmodel.server.answers.parsers.formats import AUTO, ModelFormats, check_names, formats_of
+from bigmodel.server.embedding_config import EmbeddingConfig, embedding_config
 from bigmodel.server.engine.budget import EngineOptions
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.sampling.grammar import GrammarCompiler
@@ -108,6 +109,7 @@ class ServerState:
     parsing: Shares = field(default_factory=lambda: Shares(1, PARSING_THREADS))
     compiling: Shares = field(default_factory=lambda: Shares(1, 1))  # the worker compiles one schema at a time
     _formats: ModelFormats | None = None
+    _embedding: EmbeddingConfig | None = None
     _relay: Relay | None = None
     _grammars: GrammarCompiler | None = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -115,7 +117,10 @@ class ServerState:
     @property
     def body_limit(self) -> int:
         """Bytes of the longest request body: while the model loads, that of any model."""
-        return self.text_limit if self.settings.max_body_bytes is None else self.settings.max_body_bytes
+        if self.settings.max_body_bytes is not None:
+            return self.settings.max_body_bytes
+        batches = self.engine is not None and not self.engine.core.generates  # of many texts, each of which is bounded
+        return MOST_BODY_BYTES if batches else self.text_limit
 
     @property
     def text_limit(self) -> int:
@@ -135,6 +140,15 @@ class ServerState:
         if self._formats is None:
             self._formats = formats_of(codec, self.settings.tool_parser, self.settings.reasoning_parser)
         return self._formats
+
+    def embedding_config(self) -> EmbeddingConfig:
+        """How the model's states become an embedding, found at first use; raises a 400 where they cannot."""
+        if self._embedding is None:
+            try:
+                self._embedding = embedding_config(self.model)
+            except ServeError as error:
+                raise APIError(400, str(error), param="model", code="model_not_supported") from error
+        return self._embedding
 
     def grammar_compiler(self) -> GrammarCompiler:
         """The grammar compiler, made at first use. Thread-safe."""
@@ -157,8 +171,11 @@ class ServerState:
         """Whether loading or the engine has failed."""
         return self.failure is not None or (self.engine is not None and not self.engine.healthy)
 
-    def ready_engine(self) -> tuple[Engine, TextCodec]:
-        """The engine and tokenizer; raises a 503 while there are none."""
+    def ready_engine(self, *, generating: bool = True) -> tuple[Engine, TextCodec]:
+        """The engine and tokenizer; raises a 503 while there are none.
+
+        ``generating``: raises a 400 for a model that generates no text.
+        """
         if self.draining:
             raise APIError(503, "the server is shutting down", code="draining", headers={"Retry-After": "5"})
         if self.failed:
@@ -167,11 +184,14 @@ class ServerState:
             raise APIError(
                 503, f"the model is loading ({self.loading.stage})", code="loading", headers={"Retry-After": "5"}
             )
+        if generating and not self.engine.core.generates:
+            why = f"'{self.settings.model_name}' generates no text; it gives embeddings or scores"
+            raise APIError(400, why, param="model", code="model_not_supported")
         return self.engine, self.codec
 
     def ready_text(self) -> tuple[int, TextCodec]:
         """Most tokens of a text, and the tokenizer; raises a 503 while there are none."""
-        engine, codec = self.ready_engine()
+        engine, codec = self.ready_engine(generating=False)
         return engine.core.max_length, codec
 
     def check_model(self, name: str | None) -> None:

@@ -98,6 +98,16 @@ class TextCodec:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
+    def encode_pair(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
+        """Tokens and token types of a text, or of two that belong together; no types where the tokenizer gives none."""
+        encoded = self.tokenizer(first) if second is None else self.tokenizer(first, second)
+        return list(encoded["input_ids"]), list(encoded.get("token_type_ids") or ())
+
+    def shortened(self, text: str, tokens: int) -> str:
+        """The beginning of a text that has so many tokens, special ones not counted."""
+        places = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        return text if len(places) <= tokens else text[: places[tokens - 1][1] if tokens > 0 else 0]
+
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids``; incomplete characters become U+FFFD."""
         text: str = self.tokenizer.decode(

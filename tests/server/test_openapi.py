@@ -20,6 +20,8 @@ schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not i
         pytest.param("POST /v1/messages", marks=pytest.mark.slow),
         pytest.param("POST /v1/messages/count_tokens", marks=pytest.mark.slow),
         pytest.param("POST /v1/responses", marks=pytest.mark.slow),
+        pytest.param("POST /v1/embeddings", marks=pytest.mark.slow),
+        pytest.param("POST /v1/rerank", marks=pytest.mark.slow),
         "POST /detokenize",
         *("GET /v1/models", "GET /v1/models/{name}", "GET /plan", "GET /health", "GET /ready"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from bigmodel.server.engine.compute.hidden import taking_states
 from bigmodel.server.engine.compute.host_linear import HostLinear
 from bigmodel.server.engine.compute.runner import input_device, readable
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
@@ -46,6 +47,10 @@ class PlainRunner:
         end = start + scheduled.tokens
         wanted = scheduled.samples or scheduled.all_logits
         assert sequence.kv is not None
+        pooled = scheduled.pooled_rows
+        if pooled is not None:
+            states = self._states(scheduled, end)[start - end :]
+            return states[len(states) - pooled :] if pooled else None
         if self.cached:
             cache, first = sequence.kv.model_cache, start
             if cache is None:
@@ -58,6 +63,21 @@ class PlainRunner:
         if not wanted:
             return None
         return logits if scheduled.all_logits else logits[-1:]
+
+    def _states(self, scheduled: ScheduledTokens, end: int) -> torch.Tensor:
+        """States [tokens, width] of a sequence, at least of the tokens of this step."""
+        sequence = scheduled.sequence
+        assert sequence.kv is not None
+        cache = sequence.kv.model_cache if self.cached else None
+        first = 0 if cache is None else sequence.computed
+        if self.cached and cache is None:
+            cache = self.empty_cache()
+        sequence.kv.model_cache = None
+        tokens = sequence.token_slice(first, end)
+        with taking_states(self.model, range(len(tokens)), [len(tokens) - 1]) as taken:
+            self.forward(tokens, first, cache)
+        sequence.kv.model_cache = cache
+        return readable(taken.states)
 
     def forward(self, tokens: list[int], start: int = 0, cache: DynamicCache | None = None) -> torch.Tensor:
         """Logits [tokens, vocabulary] of ``tokens`` at positions from ``start`` on."""

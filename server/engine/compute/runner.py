@@ -16,6 +16,7 @@ import torch
 from bigmodel.devices import HOST
 from bigmodel.devices.pinned import on_device
 from bigmodel.server.engine.compute.attention import NAME, RaggedCache, Span, ragged_step, register
+from bigmodel.server.engine.compute.hidden import taking_states
 from bigmodel.server.engine.compute.host_linear import (
     HostLinear,
     choose_host_linear,
@@ -37,7 +38,8 @@ class Runner(Protocol):
     def run(self, batch: Seq[ScheduledTokens]) -> list[torch.Tensor | None]:
         """Logits of each entry: [tokens, vocabulary], or None where the step does not reach the sequence's end.
 
-        Rows are those of the last token and of its draft; of all tokens where ``all_logits`` is set.
+        Rows are those of the last token and of its draft; of all tokens where ``all_logits`` is set. Sequences that
+        are pooled have states [tokens, width] in their place, as many as ``pooled_rows``.
         """
         ...
 
@@ -66,21 +68,27 @@ def readable(logits: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """``tokens`` of one sequence from position ``start`` on; logits of the last ``keep`` of them are wanted."""
+    """``tokens`` of one sequence from position ``start`` on.
+
+    Logits of the last ``keep`` of them are wanted, or their states where it is ``pooled``.
+    """
 
     kv: SequenceKV
     tokens: list[int]
     start: int
     prompt_length: int
     keep: int
+    pooled: bool = False
 
 
 def _packed_tokens(scheduled: ScheduledTokens) -> PackedTokens:
     sequence, start = scheduled.sequence, scheduled.sequence.computed
     assert sequence.kv is not None
     tokens = [*sequence.token_slice(start, start + scheduled.tokens), *scheduled.draft]
+    pooled = scheduled.pooled_rows
     keep = len(tokens) if scheduled.all_logits else (1 + len(scheduled.draft)) * scheduled.samples
-    return PackedTokens(sequence.kv, tokens, start, sequence.prompt_length, keep)
+    keep = keep if pooled is None else pooled
+    return PackedTokens(sequence.kv, tokens, start, sequence.prompt_length, keep, pooled is not None)
 
 
 class PackedRunner:
@@ -111,22 +119,42 @@ class PackedRunner:
         return self.compute([_packed_tokens(scheduled) for scheduled in batch])
 
     def compute(self, batch: Seq[PackedTokens]) -> list[torch.Tensor | None]:
-        """Logits [keep, vocabulary] of each entry of a packed batch, None where none are kept."""
+        """Logits [keep, vocabulary] of each entry of a packed batch, or states; None where none are kept."""
         tokens: list[int] = []
         positions: list[int] = []
         spans: list[Span] = []
         keep: list[int] = []
+        pooled: list[int] = []
         for packed in batch:
             end = packed.start + len(packed.tokens)
             spans.append(Span(packed.kv, len(tokens), packed.start, end, packed.prompt_length))
             tokens += packed.tokens
             positions += range(packed.start, end)
-            keep += range(len(tokens) - packed.keep, len(tokens))
-        logits = self._forward(tokens, positions, RaggedCache(spans), keep)
-        rows = logits.split([packed.keep for packed in batch])
-        return [own if packed.keep else None for packed, own in zip(batch, rows, strict=True)]
+            (pooled if packed.pooled else keep).extend(range(len(tokens) - packed.keep, len(tokens)))
+        logits, states = self._forward_with_states(tokens, positions, RaggedCache(spans), keep, pooled)
+        rows = iter(logits.split([packed.keep for packed in batch if not packed.pooled]))
+        vectors = iter(() if states is None else states.split([packed.keep for packed in batch if packed.pooled]))
+        found = [next(vectors, None) if packed.pooled else next(rows) for packed in batch]
+        return [own if packed.keep else None for packed, own in zip(batch, found, strict=True)]
 
-    def _forward(self, tokens: list[int], positions: list[int], cache: RaggedCache, keep: list[int]) -> torch.Tensor:
+    def _forward_with_states(
+        self, tokens: list[int], positions: list[int], cache: RaggedCache, keep: list[int], pooled: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of the rows ``keep``, and states of the rows ``pooled``; None if there are none of these."""
+        if not pooled:
+            return self._forward(tokens, positions, cache, keep), None
+        given = [*keep, *pooled]
+        seen = list(range(len(given))) if self._keeps_rows else given
+        passed = seen[: len(keep)]
+        passed += [0] * (max(1, -(-len(keep) // self.row_multiple)) * self.row_multiple - len(keep))
+        with taking_states(self.model, seen[len(keep) :], passed) as taken:
+            logits = self._forward(tokens, positions, cache, given, selected=True)
+        return logits[: len(keep)], readable(taken.states)
+
+    def _forward(
+        self, tokens: list[int], positions: list[int], cache: RaggedCache, keep: list[int], *, selected: bool = False
+    ) -> torch.Tensor:
+        """Logits of the rows ``keep``; all that the output layer gives where it is ``selected`` what it is given."""
         pad = [0] * (-len(tokens) % self.row_multiple)
         rows = keep + [0] * (max(1, -(-len(keep) // self.row_multiple)) * self.row_multiple - len(keep))
         inputs = torch.tensor([*tokens, *pad, *positions, *pad, *rows])  # one transfer for all three
@@ -143,6 +171,8 @@ class PackedRunner:
                 use_cache=True,
                 **extra,
             ).logits[0]
+        if selected:
+            return readable(logits)
         if not self._keeps_rows:
             logits = logits[rows]
         return readable(logits[: len(keep)])

@@ -44,6 +44,7 @@ class SamplingParams:
         ignore_eos: Treat end-of-text tokens as any other.
         grammar: Compiled constraint on the output, see :mod:`bigmodel.server.engine.sampling.grammar`.
         reasoning: Bound on the reasoning, see :mod:`bigmodel.server.engine.sampling.reasoning_budget`.
+        pooling: Ask for a vector and not for text, see :mod:`bigmodel.server.engine.sampling.pooling`.
         kept_special: Id and text of the special tokens that the text shows; it shows no others.
     """
 
@@ -63,6 +64,7 @@ class SamplingParams:
     ignore_eos: bool = False
     grammar: Any = None
     reasoning: Any = None
+    pooling: Any = None
     kept_special: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -100,6 +102,7 @@ class Delta:
     """New text of sequence ``index`` of a request.
 
     ``finish_reason`` is set on its last delta only, and ``stop`` there if one of the stop strings ended the text.
+    ``vector`` is what was asked for by ``pooling``, a tensor on the host.
     """
 
     index: int
@@ -109,6 +112,7 @@ class Delta:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: str | None = None
     stop: str | None = None
+    vector: Any = None
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,7 @@ class Sequence:
         self.stream: Any = None  # OutputStream, set by the engine core
         self.grammar_state: Any = None
         self.reasoning_state: Any = None
+        self.pooler: Any = None
         self.preemptions = 0
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.prompt_logprobs_sent = False

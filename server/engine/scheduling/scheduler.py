@@ -35,6 +35,12 @@ class ScheduledTokens:
         """Whether logits of all tokens are needed (log-probabilities of the prompt), not only the last one's."""
         return self.sequence.params.prompt_logprobs and not self.sequence.output
 
+    @property
+    def pooled_rows(self) -> int | None:
+        """How many of the last states are needed for a vector; None where text is generated."""
+        pooling = self.sequence.params.pooling
+        return None if pooling is None else self.tokens if pooling.all_rows else int(self.samples)
+
 
 class SchedulingError(ServeError):
     """Scheduling ``sequence`` raised; the cause says what. What the others hold is as it should be."""
@@ -173,8 +179,10 @@ class Scheduler:
         if not self._extend(kv, capacity):
             return False
         try:
-            # Log-probabilities of the prompt need the logits of all its tokens: none may come from the cache.
-            cached = 0 if sequence.params.prompt_logprobs else self.prefix.match(prompt)
+            # Where something is needed of each token of the prompt, none may come from the cache.
+            pooling = sequence.params.pooling
+            whole = sequence.params.prompt_logprobs or (pooling is not None and pooling.all_rows)
+            cached = 0 if whole else self.prefix.match(prompt)
             self.prefix.copy_into(kv, prompt, cached)
         except BaseException:
             self.pool.give_back(capacity)

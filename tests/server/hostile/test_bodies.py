@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from bigmodel.server.http.bodies import ChatBody
 from bigmodel.server.http.errors import APIError, from_validation
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
+from bigmodel.server.http.pooled_bodies import EmbeddingsBody, RerankBody
 from bigmodel.server.http.responses_bodies import ResponsesBody
 from bigmodel.server.http.text_bodies import CompletionBody
 from bigmodel.server.http.tokenize_bodies import DetokenizeBody
@@ -44,6 +45,11 @@ BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "tools of responses": (ResponsesBody, {"model": "m", "input": "x", "tools": [{"type": 1}] * MANY}),
     "labels": (ResponsesBody, {"model": "m", "input": "x", "metadata": {str(n): 1 for n in range(MANY)}}),
     "includes": (ResponsesBody, {"model": "m", "input": "x", "include": [1] * MANY}),
+    "inputs": (EmbeddingsBody, {"model": "m", "input": ["\ud800"] * MANY}),
+    "too many inputs": (EmbeddingsBody, {"model": "m", "input": ["a"] * MANY}),
+    "tokens of inputs": (EmbeddingsBody, {"model": "m", "input": [[-1]] * MANY}),
+    "documents": (RerankBody, {"model": "m", "query": "a", "documents": [1] * MANY}),
+    "too many documents": (RerankBody, {"model": "m", "query": "a", "documents": ["a"] * MANY}),
     "tokens to detokenize": (DetokenizeBody, {"model": "m", "tokens": [-1] * MANY}),
 }
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from bigmodel.benchmarks.hostile_requests import (
     CHAT,
     COMPLETIONS,
     DETOKENIZE,
+    EMBEDDINGS,
     KINDS,
     MESSAGES,
+    RERANK,
     RESPONSES,
     TOKENIZE,
     draw,
@@ -29,10 +32,13 @@ from bigmodel.benchmarks.hostile_requests import (
 )
 from bigmodel.server.http.bodies import ChatBody
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
+from bigmodel.server.http.pooled_bodies import EmbeddingsBody, RerankBody
 from bigmodel.server.http.responses_bodies import ResponsesBody
 from bigmodel.server.http.text_bodies import CompletionBody
 from bigmodel.server.http.tokenize_bodies import DetokenizeBody, TokenizeBody
 from tests.cli.test_serve_process import serving
+from tests.server.encoders import cross_encoder, encoder_app
+from tests.server.live import serving as serving_app
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 
@@ -76,6 +82,8 @@ ROUTES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     DETOKENIZE: (DetokenizeBody, {"tokens": [1, 2, 3]}),
     MESSAGES: (MessagesBody, {"messages": HI, **FEW}),
     RESPONSES: (ResponsesBody, {"input": "the", "max_output_tokens": 2, "temperature": 0}),
+    EMBEDDINGS: (EmbeddingsBody, {"input": ["the", "cat"]}),
+    RERANK: (RerankBody, {"documents": ["the", "cat"], "query": "a"}),
     f"{MESSAGES}/count_tokens": (CountTokensBody, {"system": "the", "messages": HI}),
 }
 """Of each route its body, and fields of a good request; the first of them is the largest in hostile ones."""
@@ -116,6 +124,38 @@ def bodies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     body_type, good = ROUTES[path]
     fields = st.sampled_from([*body_type.model_fields, "unknown"])
     return path, {"model": "tiny"} | good | draw(st.dictionaries(fields, ANYTHING, min_size=1, max_size=3))
+
+
+@pytest.fixture(scope="module")
+def reranker() -> Iterator[str]:
+    with serving_app(encoder_app(cross_encoder())) as address:
+        yield address
+
+
+@pytest.mark.parametrize("path", [RERANK, EMBEDDINGS])
+@pytest.mark.parametrize("name", largest_bodies("tiny", 100))
+def test_large_bodies_to_a_model_that_scores(path: str, name: str, reranker: str) -> None:
+    port = int(reranker.rpartition(":")[2])
+    body = largest_bodies("tiny", 1_500_000, next(iter(ROUTES[path][1])))[name]
+    status, answer = asyncio.run(send(port, Attack(name, post(path, body))))
+    assert status in (400, 404, 413, 422), answer
+    assert len(answer) <= 1024
+
+
+@st.composite
+def rankings(draw: st.DrawFn) -> dict[str, Any]:
+    """A request to rank documents that would be good if not for some of its fields."""
+    fields = st.sampled_from([*RerankBody.model_fields, "unknown"])
+    good = {"model": "tiny", "documents": ["the", {"text": "cat"}], "query": "a"}
+    return good | draw(st.dictionaries(fields, ANYTHING, min_size=1, max_size=3))
+
+
+@pytest.mark.slow
+@given(body=rankings())
+def test_any_value_in_any_field_of_a_ranking(reranker: str, body: dict[str, Any]) -> None:
+    port = int(reranker.rpartition(":")[2])
+    status, answer = asyncio.run(send(port, Attack("fields", post(RERANK, json.dumps(body).encode()))))
+    assert status == 200 or (400 <= status < 500 and len(answer) <= 1024), (status, answer)
 
 
 @pytest.mark.slow

@@ -1,0 +1,80 @@
+"""POST /v1/rerank: documents in the order of how well they answer a query, in the form of Jina and Cohere."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import torch
+from fastapi import APIRouter
+from fastapi import Request as HTTPRequest
+
+from bigmodel.server.engine.compute.encoder import scores
+from bigmodel.server.engine.sampling.pooling import PoolingParams
+from bigmodel.server.http.errors import APIError
+from bigmodel.server.http.parsing import JSONRoute, OffLoop, in_turn
+from bigmodel.server.http.pooled_bodies import RerankBody
+from bigmodel.server.http.pooled_requests import PooledText, pooled, tokenised, too_long
+from bigmodel.server.http.state import ServerState, state_of
+from bigmodel.server.text.codec import TextCodec
+
+router = APIRouter(route_class=JSONRoute)
+
+
+@router.post("/v1/rerank")
+@router.post("/v2/rerank", include_in_schema=False)
+@router.post("/rerank", include_in_schema=False)
+async def rerank(body: RerankBody, http: HTTPRequest) -> dict[str, Any]:
+    """The documents, the most relevant one first, with their scores."""
+    state = state_of(http)
+    engine, codec = state.ready_engine(generating=False)
+    state.check_model(body.model)
+    _check_scores(state)
+    texts = await _pairs(body, codec, engine.core.max_length, in_turn(http))
+    found = relevance(torch.stack(await pooled(http, engine, texts))[:, 0], state.model.config)
+    order = sorted(range(len(found)), key=lambda index: (-found[index], index))[: body.top_n]
+    documents = body.texts
+    results = [
+        {
+            "index": index,
+            "relevance_score": found[index],
+            **({"document": {"text": documents[index]}} if body.return_documents else {}),
+        }
+        for index in order
+    ]
+    tokens = sum(len(text.tokens) for text in texts)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"id": f"rerank-{uuid.uuid4().hex}", "model": state.settings.model_name, "results": results, "usage": usage}
+
+
+def relevance(logits: torch.Tensor, config: Any) -> list[float]:
+    """Scores between 0 and 1, or as the head gives them where the model's config asks for that."""
+    known = getattr(config, "sentence_transformers", None)
+    activation = str((known or {}).get("activation_fn") or getattr(config, "sbert_ce_default_activation_function", ""))
+    values: list[float] = (logits if activation.endswith("Identity") else logits.double().sigmoid()).tolist()
+    return values
+
+
+def _check_scores(state: ServerState) -> None:
+    labels = state.model.config.num_labels if scores(state.model) else 0
+    if labels != 1:
+        has = f"its head has {labels} labels" if labels else "it has no head for sequence classification"
+        why = f"'{state.settings.model_name}' ranks nothing: {has}; a cross-encoder with one label is needed"
+        raise APIError(400, why, param="model", code="model_not_supported")
+
+
+async def _pairs(body: RerankBody, codec: TextCodec, longest: int, run: OffLoop) -> list[PooledText]:
+    """The query with each document; 413 for a pair that is too long, unless documents may be shortened."""
+
+    def pair(number: int, text: str) -> PooledText:
+        if body.max_tokens_per_doc is not None:
+            text = codec.shortened(text, body.max_tokens_per_doc)
+        tokens, types = codec.encode_pair(body.query, text)
+        if len(tokens) > longest and body.truncate_prompt_tokens is not None:
+            own = len(codec.encode(text, add_special_tokens=False))
+            tokens, types = codec.encode_pair(body.query, codec.shortened(text, own - (len(tokens) - longest)))
+        if len(tokens) > longest:
+            raise too_long(f"documents.{number}", len(tokens), longest)
+        return PooledText(tokens, PoolingParams("score", tuple(types) if any(types) else None))
+
+    return await tokenised(body.texts, lambda text: len(body.query) + len(text), pair, run)
