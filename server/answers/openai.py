@@ -9,7 +9,7 @@ from typing import Any
 
 from bigmodel.server.answers.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from bigmodel.server.answers.parsers.formats import AnswerFormat
-from bigmodel.server.answers.parsers.reader import AnswerParser, AnswerPart, Content, ToolCall
+from bigmodel.server.answers.parsers.reader import AnswerParser, AnswerPart, Content, Reasoning, ToolCall
 from bigmodel.server.answers.sse import event
 from bigmodel.server.engine.scheduling.request import Delta, Done, TokenLogprob
 from bigmodel.server.text.codec import TextCodec
@@ -196,7 +196,10 @@ class _ChatChoice:
 
 
 class ChatAnswer:
-    """The answer to a chat of ``n`` choices; ``answer_format`` tells tool calls and reasoning from the content."""
+    """The answer to a chat of ``n`` choices; ``answer_format`` tells tool calls and reasoning from the content.
+
+    Reasoning is left out unless the answer ``shows_reasoning``.
+    """
 
     def __init__(
         self,
@@ -209,12 +212,14 @@ class ChatAnswer:
         logprobs: bool,
         usage: bool,
         answer_format: AnswerFormat | None = None,
+        shows_reasoning: bool = True,
     ) -> None:
         self._head: dict[str, Any] = {"id": answer_id, "object": "chat.completion", "created": created, "model": model}
         self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, usage)
         self._codec = codec
         self._wants_logprobs = logprobs
         self._format = answer_format
+        self._shows_reasoning = shows_reasoning
         self._choices = [_ChatChoice(None if answer_format is None else answer_format.parser()) for _ in range(n)]
 
     def opening(self) -> bytes:
@@ -225,7 +230,7 @@ class ChatAnswer:
     def chunk(self, index: int, delta: Delta) -> bytes:
         """The events of a delta, one for each part of the answer; the finish reason is a chunk of its own."""
         choice = self._choices[index]
-        pieces = [self._piece(choice, part) for part in choice.read(delta)]
+        pieces = [self._piece(choice, part) for part in self._shown(choice.read(delta))]
         if not pieces and delta.logprobs and self._wants_logprobs:
             pieces = ['{"content": ""}']  # text that is held back has log-probabilities all the same
         logprobs = "null"
@@ -247,6 +252,9 @@ class ChatAnswer:
         name = "content" if isinstance(part, Content) else "reasoning_content"
         return f'{{"{name}": {json.dumps(part.text)}}}'
 
+    def _shown(self, parts: list[AnswerPart]) -> list[AnswerPart]:
+        return parts if self._shows_reasoning else [part for part in parts if not isinstance(part, Reasoning)]
+
     def _call_id(self) -> str:
         assert self._format is not None  # nothing else finds calls
         return self._format.new_id()
@@ -266,7 +274,7 @@ class ChatAnswer:
     def add(self, index: int, delta: Delta) -> None:
         """Collect a delta for :meth:`whole`."""
         choice = self._choices[index]
-        for part in choice.read(delta):
+        for part in self._shown(choice.read(delta)):
             if isinstance(part, ToolCall):
                 choice.note_call(part, self._call_id())
             else:

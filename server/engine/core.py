@@ -37,7 +37,8 @@ class OutputStream:
 
     def __init__(self, sequence: Sequence, codec: TextCodec, eos_ids: frozenset[int], max_length: int) -> None:
         self._sequence = sequence
-        self._eos_ids = frozenset() if sequence.params.ignore_eos else eos_ids
+        self._ends = (frozenset() if sequence.params.ignore_eos else eos_ids) | sequence.params.stop_token_ids
+        sequence.ends = self._ends
         self._limit = min(sequence.params.max_tokens, max_length - sequence.prompt_length)
         self._detokenizer = Detokenizer(codec, sequence.request.prompt, sequence.params.kept_special)
         self._stop = StopChecker(sequence.params.stop)
@@ -46,7 +47,7 @@ class OutputStream:
 
     def take(self, token_id: int, logprob: TokenLogprob | None) -> Delta | None:
         """Add a token (already in ``sequence.output``); a delta if there is text to send or the sequence ends."""
-        if token_id in self._eos_ids:
+        if token_id in self._ends:
             return self.finish("stop")
         self._tokens.append(token_id)
         if logprob is not None:

@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from bigmodel.server.answers.parsers.schema_check import unchecked_keyword
 from bigmodel.server.http.call_arguments import with_object
 from bigmodel.server.http.errors import DISAGREES
+from bigmodel.server.http.neutral import NEUTRAL, asks_for_nothing
 
 MAX_STOP_LENGTH = 256
 MAX_STOPS = 16
@@ -32,6 +33,7 @@ MAX_MESSAGES = 10_000
 MAX_CHOICES = 64
 MAX_TOP_LOGPROBS = 20
 MAX_TOOLS = 512
+MAX_LABELS = 16
 
 
 def _encodable(text: str) -> str:
@@ -63,6 +65,18 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
+def _few_labels(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > MAX_LABELS:
+        raise ValueError(f"has {len(given)} labels; at most {MAX_LABELS} are accepted")
+    return given
+
+
+Labels = Annotated[
+    dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], BeforeValidator(_few_labels)
+]
+"""Labels of the client's own."""
+
+
 def _shape(given: Any) -> str:
     return "an object" if isinstance(given, dict | BaseModel) else "a string"
 
@@ -77,7 +91,11 @@ def disagrees(field: str, why: str) -> PydanticCustomError:
 
 
 class Body(BaseModel):
-    """Strict types, no unknown fields. A field that is null counts as not given, known or not."""
+    """Strict types, no unknown fields.
+
+    A field that is null counts as not given, known or not, and so does one of another server with a value that asks for
+    nothing, see :mod:`bigmodel.server.http.neutral`.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -89,7 +107,9 @@ class Body(BaseModel):
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
         found = {name: given[name] for name in known & given.keys() if given[name] is not None}
-        unknown = next((name for name in given if name not in known and given[name] is not None), None)
+        neutral = NEUTRAL.get(cls.__name__, {})
+        others = (name for name in given if name not in known and given[name] is not None)
+        unknown = next((name for name in others if not asks_for_nothing(neutral, name, given[name])), None)
         return found if unknown is None else {**found, unknown: given[unknown]}
 
 
@@ -113,6 +133,9 @@ StopString = Annotated[
     AfterValidator(_short),
     WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}),
 ]
+
+
+FewTokens = Annotated[list[TokenId], Field(max_length=MAX_BIASES, fail_fast=True)]
 
 
 class StreamOptions(Body):
@@ -159,6 +182,9 @@ class Sampling(Body):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    stop_token_ids: FewTokens | None = None
+    allowed_token_ids: Annotated[FewTokens, Field(min_length=1)] | None = None
     timeout: Annotated[Number, Field(gt=0)] | None = None
     user: Text | None = None
 
@@ -166,6 +192,8 @@ class Sampling(Body):
     def _options_only_when_streaming(self) -> Sampling:
         if self.stream_options is not None and not self.stream:
             raise disagrees("stream_options", "is only allowed with stream=true")
+        if self.min_tokens and self.allowed_token_ids is not None:
+            raise disagrees("min_tokens", "is not supported together with allowed_token_ids")
         return self
 
     @property
@@ -345,7 +373,13 @@ class ChatBody(Sampling, TemplateFields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True
     thinking_token_budget: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    documents: Annotated[list[FreeObject], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    add_special_tokens: bool = False
+    metadata: Labels | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatBody:

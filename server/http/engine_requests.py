@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -67,7 +68,16 @@ async def chat_prompt(
     check_template_variables(codec, body.chat_template_kwargs)
     tools = None if body.tool_choice == "none" else [tool.plain() for tool in body.tools or ()]
     arguments = {**(variables or {}), **body.template_arguments}
-    return await render(codec, body.messages, tools, arguments, longest, run=run)
+    if body.documents is not None:
+        if not has_variable(codec, "documents"):
+            raise bad_value("documents", "the model's chat template takes none", code="unsupported_parameter")
+        arguments["documents"] = body.documents
+    return await render(codec, body.messages, tools, arguments, longest, special=body.add_special_tokens, run=run)
+
+
+def has_variable(codec: TextCodec, name: str) -> bool:
+    """Whether the chat template has a variable: no attribute, no text and no part of another name."""
+    return re.search(rf"(?<![\w.'\"]){name}(?![\w'\"])", codec.template_source) is not None
 
 
 def check_template_variables(codec: TextCodec, variables: Mapping[str, Any] | None) -> None:
@@ -255,10 +265,24 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         ignore_eos=body.ignore_eos,
+        stop_token_ids=frozenset(_known_tokens(body.stop_token_ids or [], "stop_token_ids", codec)),
+        min_tokens=body.min_tokens,
+        allowed_token_ids=(
+            None
+            if body.allowed_token_ids is None
+            else tuple(_known_tokens(body.allowed_token_ids, "allowed_token_ids", codec))
+        ),
         grammar=grammar,
         reasoning=reasoning,
         kept_special=kept_special or {},
     )
+
+
+def _known_tokens(tokens: list[int], field: str, codec: TextCodec) -> list[int]:
+    highest = max(tokens, default=0)
+    if highest >= codec.vocabulary_size:
+        raise bad_value(field, f"token {highest} is not in the vocabulary of {codec.vocabulary_size}")
+    return tokens
 
 
 def _logit_bias(bias: dict[str, float] | None, codec: TextCodec) -> dict[int, float]:

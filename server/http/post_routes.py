@@ -85,5 +85,6 @@ async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
         logprobs=bool(body.logprobs),
         usage=body.include_usage,
         answer_format=prepared.form,
+        shows_reasoning=body.include_reasoning,
     )
     return await prepared.answer(http, answer, stream=bool(body.stream))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from bigmodel.server.answers.parsers.formats import REASONING_TAGS, AnswerFormat
 from bigmodel.server.engine.sampling.reasoning_budget import ReasoningBudget
+from bigmodel.server.http.engine_requests import has_variable
 from bigmodel.server.http.errors import bad_value
 from bigmodel.server.text.codec import TextCodec
 
@@ -20,10 +19,10 @@ def reasoning_variables(codec: TextCodec, thinking: bool | None, effort: str | N
 
     400 for an effort where the template has no levels of it, nor a switch for "none".
     """
-    switches = [name for name in _SWITCHES if _has(codec, name)]
+    switches = [name for name in _SWITCHES if has_variable(codec, name)]
     if effort is None:
         return {} if thinking is None else dict.fromkeys(switches, thinking)
-    if _has(codec, _EFFORT):
+    if has_variable(codec, _EFFORT):
         return {_EFFORT: effort, **({} if thinking is None else dict.fromkeys(switches, thinking))}
     if effort == "none" and switches:
         return dict.fromkeys(switches, False)
@@ -43,8 +42,3 @@ def reasoning_budget(tokens: int | None, form: AnswerFormat | None, codec: TextC
         why = f"the reasoning of the format '{form.formats.reasoning}' cannot be bounded"
         raise bad_value("thinking_token_budget", why, code="unsupported_parameter")
     return ReasoningBudget(tokens, tags, form.opened, codec)
-
-
-def _has(codec: TextCodec, name: str) -> bool:
-    """Whether the chat template has a variable: no attribute, no text and no part of another name."""
-    return re.search(rf"(?<![\w.'\"]){name}(?![\w'\"])", codec.template_source) is not None

@@ -14,13 +14,12 @@ from bigmodel.server.http.bodies import (
     Body,
     FreeObject,
     FunctionName,
+    Labels,
     Number,
     ReasoningEffort,
     Text,
     disagrees,
 )
-
-MAX_LABELS = 16
 
 Status = Literal["in_progress", "completed", "incomplete"]
 NoItems = Annotated[list[None], Field(max_length=0)]
@@ -188,18 +187,6 @@ class Reasoning(Body):
 
 class ResponseStreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
-
-
-def _few_labels(given: Any) -> Any:
-    if isinstance(given, dict) and len(given) > MAX_LABELS:
-        raise ValueError(f"has {len(given)} labels; at most {MAX_LABELS} are accepted")
-    return given
-
-
-Labels = Annotated[
-    dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], BeforeValidator(_few_labels)
-]
-"""Labels of the client's own, which the answer repeats."""
 
 
 # --- the body -----------------------------------------------------------------------------------------

@@ -205,6 +205,11 @@ def adjust(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=scores.device)
         scores[ids] += torch.tensor(list(params.logit_bias.values()), device=scores.device)
+    if params.allowed_token_ids is not None:
+        allowed = torch.tensor(params.allowed_token_ids, device=scores.device)
+        scores = torch.full_like(scores, -torch.inf).index_copy(0, allowed, scores[allowed])
+    if len(sequence.output) < params.min_tokens and sequence.ends:
+        scores[torch.tensor(sorted(sequence.ends), device=scores.device)] = -torch.inf
     if sequence.grammar_state is not None:
         sequence.grammar_state.mask(scores)
     return scores

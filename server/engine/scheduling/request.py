@@ -42,6 +42,9 @@ class SamplingParams:
             Log-probabilities are those of the model's own distribution, before any adjustment above.
         prompt_logprobs: Report log-probabilities of the prompt's tokens too.
         ignore_eos: Treat end-of-text tokens as any other.
+        stop_token_ids: Tokens that end the text too; they are not shown.
+        min_tokens: Tokens before which no token ends the text.
+        allowed_token_ids: The only tokens that may be drawn; None for all.
         grammar: Compiled constraint on the output, see :mod:`bigmodel.server.engine.sampling.grammar`.
         reasoning: Bound on the reasoning, see :mod:`bigmodel.server.engine.sampling.reasoning_budget`.
         pooling: Ask for a vector and not for text, see :mod:`bigmodel.server.engine.sampling.pooling`.
@@ -62,6 +65,9 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     ignore_eos: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    allowed_token_ids: tuple[int, ...] | None = None
     grammar: Any = None
     reasoning: Any = None
     pooling: Any = None
@@ -82,6 +88,8 @@ class SamplingParams:
             or self.repetition_penalty != 1.0
             or self.grammar is not None
             or self.reasoning is not None
+            or self.min_tokens > 0
+            or self.allowed_token_ids is not None
         )
 
 
@@ -210,6 +218,7 @@ class Sequence:
         self.grammar_state: Any = None
         self.reasoning_state: Any = None
         self.pooler: Any = None
+        self.ends: frozenset[int] = frozenset()  # tokens that end the text, set by the engine core
         self.preemptions = 0
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.prompt_logprobs_sent = False
