@@ -13,7 +13,7 @@ def test_peft_adapters_of_an_offloaded_model() -> None:
     pytest.importorskip("peft")
     found = preloaded_answers("adapters", modules=("peft", "transformers.models.llama.modeling_llama"))
     assert found == dict.fromkeys(found, True)
-    assert len(found) == 10
+    assert len(found) == 11
 
 
 def test_offloading_of_diffusers_pipelines() -> None:

@@ -149,7 +149,10 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
     if is_dispatched(module):
         from ...dispatch import undispatch
 
+        device_map = module.__dict__["hf_device_map"]
         undispatch(module)
+        # accelerate leaves it, too: by it peft knows that it has to dispatch the model again, with its adapters.
+        module.__dict__["hf_device_map"] = device_map
     for name in _MOVES:
         module.__dict__.pop(name, None)
     if recurse:

@@ -8,6 +8,7 @@ from torch import nn
 
 from bigmodel.big_modeling import cpu_offload, dispatch_model
 from bigmodel.dispatch import undispatch
+from bigmodel.dispatch.attach.mark import is_dispatched
 from bigmodel.hooks import AlignDevicesHook, remove_hook_from_submodules
 
 from ...accelerators import at
@@ -59,4 +60,15 @@ def test_removing_hooks_gives_the_plain_model(model: nn.Sequential) -> None:
     cpu_offload(model, at(0))
     remove_hook_from_submodules(model)
     assert torch.equal(model(X), expected)
+    assert not is_dispatched(model)
+
+
+def test_removing_hooks_leaves_the_device_map_as_accelerate_does(model: nn.Sequential) -> None:
+    places = {"0": at(0), "1": "cpu"}
+    dispatch_model(model, places)
+    remove_hook_from_submodules(model)
+    assert model.hf_device_map == places
+    dispatch_model(model, {"": "cpu"})
+    assert model.hf_device_map == {"": "cpu"}
+    undispatch(model)
     assert not hasattr(model, "hf_device_map")

@@ -31,6 +31,7 @@ REAL = "assert {p.device.type for p in offloaded_model.parameters()} == {'cpu'}"
 
 def lay_out(folder: Path) -> None:
     """Write the tests and the models that they load into `folder`."""
+    import torch
     from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
     from tests.compat.programs.example import tokenizer
@@ -39,8 +40,13 @@ def lay_out(folder: Path) -> None:
     (folder / "tests" / "__init__.py").touch()
     cases = folder / CASES
     cases.write_text(cases.read_text().replace(ON_META, REAL))
+    gpt2 = GPT2LMHeadModel(GPT2Config())
+    with torch.no_grad():
+        # Logits are about -38, as far from zero as those of the trained model: the cases compare them relatively.
+        gpt2.transformer.ln_f.bias.fill_(-1)
+        gpt2.transformer.wte.weight.add_(0.05)
     for name, model in (
-        ("gpt2", GPT2LMHeadModel(GPT2Config())),
+        ("gpt2", gpt2),
         ("peft-internal-testing/opt-125m", OPTForCausalLM(OPTConfig())),
     ):
         model.save_pretrained(folder / name)

@@ -8,6 +8,7 @@ import torch
 
 import bigmodel.compat
 from bigmodel.devices import virtual
+from bigmodel.dispatch.attach.mark import is_dispatched
 
 bigmodel.compat.install()
 virtual.enable(count=1)
@@ -31,6 +32,7 @@ CONFIG = LlamaConfig(
     hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=3,
     vocab_size=64, max_position_embeddings=64,
 )  # fmt: skip
+MEMORY = {0: "80KB", "cpu": "1MB"}
 LORA = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
 
 
@@ -73,13 +75,14 @@ def main(base: str, adapter: str, saved: str) -> None:
         return AutoModelForCausalLM.from_pretrained(base, device_map=dict(places))
 
     def loaded() -> PeftModel:
-        return PeftModel.from_pretrained(load(PLACES), adapter).eval()
+        return PeftModel.from_pretrained(load(PLACES), adapter, max_memory=MEMORY).eval()
 
     def same(model: Callable[..., object], values: torch.Tensor = expected) -> bool:
         return bool(torch.allclose(logits(model), values, atol=1e-5))
 
     model = loaded()
     say("loaded", same(model))
+    say("dispatched", set(model.hf_device_map.values()) == {0, "cpu"} and is_dispatched(model))
     with model.disable_adapter():
         say("disabled", same(model, plain))
     model.save_pretrained(saved)
