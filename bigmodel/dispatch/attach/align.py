@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from torch import nn
 
@@ -70,7 +71,8 @@ class Aligner:
 
     def _align_units(self, result: Dispatched) -> None:
         """Move inputs to each unit, and those outputs to the main device that the plan names. For a map without a dry
-        run, outputs are moved to the enclosing module if that may compute with them, and those of lookups."""
+        run, outputs are moved to the enclosing module if that may compute with them; those of lookups, and of what is
+        called together with them, to the main device."""
         for name, names, encloses in self.units:
             if encloses or not names:
                 continue
@@ -80,9 +82,22 @@ class Aligner:
             returns = self._returns.get(name)
             if returns is None:
                 self._return_to_enclosing(name, result)
-                returns = is_lookup(self.modules[name]) and forward.output_device is None
+                returns = forward.output_device is None and self._joins_lookup(name)
             if returns:
                 forward.output_device = self.main
+
+    def _joins_lookup(self, name: str) -> bool:
+        """Whether a module is a lookup, or comes beside one before the blocks, where outputs are added to each other:
+        those of a convolution to embeddings of positions, for example."""
+        if is_lookup(self.modules[name]):
+            return True
+        above, _, own = name.rpartition(".")
+        siblings = self.modules[above].named_children()
+        first = dict(takewhile(lambda each: not self._holds_blocks(each[1]), siblings))
+        return own in first and any(map(is_lookup, first.values()))
+
+    def _holds_blocks(self, module: nn.Module) -> bool:
+        return isinstance(module, nn.ModuleList) or type(module).__name__ in self._whole
 
     def _return_to_enclosing(self, name: str, result: Dispatched) -> None:
         """Move the outputs of a module to the module around it that computes with them, and so on outwards."""

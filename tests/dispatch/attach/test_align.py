@@ -51,6 +51,24 @@ def test_outputs_go_on_by_themselves_where_the_model_says_that_it_may_be_split()
     assert attachment.output_device is None
 
 
+@two
+def test_what_is_added_to_embeddings_of_positions_comes_to_the_main_device_as_they_do() -> None:
+    from transformers import WhisperConfig, WhisperForAudioClassification
+
+    config = WhisperConfig(
+        d_model=8, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=8, max_source_positions=4,
+        num_mel_bins=4, classifier_proj_size=4,
+    )  # fmt: skip
+    model = WhisperForAudioClassification(config).eval()
+    features = torch.randn(1, 4, 8)
+    with torch.no_grad():
+        expected = model(features).logits
+        found = carried(model, {"": 1, "encoder.conv1": 0})
+        torch.testing.assert_close(model(features).logits.cpu(), expected)
+    returned = {name for name, each in found.attachments.items() if str(each.output_device) == at(0)}
+    assert returned == {"encoder.conv1", "encoder.conv2", "encoder.embed_positions"}
+
+
 def test_a_part_around_streamed_blocks_may_be_called_by_itself() -> None:
     model = llama()
     found = carried(model, {"": "cpu"}, main_device=0)
