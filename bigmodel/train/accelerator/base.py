@@ -111,6 +111,15 @@ class AcceleratorCore(RankOperations):
         return self.state.deepspeed_plugin
 
     @property
+    def deepspeed_engine_wrapped(self) -> Any:
+        """The engine of the first prepared model as its attribute ``engine``; None without DeepSpeed, or before it."""
+        if self.distributed_type != DistributedType.DEEPSPEED or self.strategy.engine is None:
+            return None
+        from bigmodel.train.strategies.deepspeed.engine import DeepSpeedEngineWrapper
+
+        return DeepSpeedEngineWrapper(self.strategy.engine)
+
+    @property
     def is_fsdp2(self) -> bool:
         """Whether parameters are sharded with `fully_shard`."""
         return self.state.is_fsdp2

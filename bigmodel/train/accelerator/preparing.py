@@ -47,6 +47,7 @@ class PreparingModels(AcceleratorCore):
             return model
         if not evaluation_mode:
             self._ready_dispatched([model], [])
+        self._use_selected_plugin()
         placed = self.device_placement if device_placement is None else device_placement
         return self._place_and_wrap(self._in_precision(model), placed, evaluation_mode)
 
@@ -75,6 +76,11 @@ class PreparingModels(AcceleratorCore):
         """Prepare dispatched models for these optimizers; with several processes they are refused later."""
         if not self.state.use_distributed:
             self._dispatched.ready(models, optimizers)
+
+    def _use_selected_plugin(self) -> None:
+        """Prepare by the plugin that is active now: `select_deepspeed_plugin` may have chosen another."""
+        if self.state.deepspeed_plugin is not None:
+            self.strategy.use_plugin(self.state.deepspeed_plugin)
 
     def _in_precision(self, model: nn.Module) -> nn.Module:
         """Check that the model can be trained here, and set its forward's precision."""
@@ -161,6 +167,7 @@ class Preparing(PreparingModels):
             device_placement = [self.device_placement] * len(args)
         elif len(device_placement) != len(args):
             raise TrainError(f"device_placement has {len(device_placement)} entries for {len(args)} objects")
+        self._use_selected_plugin()
         fresh = [None if self._is_prepared(obj) else obj for obj in args]
         self._ready_dispatched(those(nn.Module, fresh), those(Optimizer, fresh))
         precise = [self._in_precision(obj) if isinstance(obj, nn.Module) else obj for obj in fresh]

@@ -112,6 +112,14 @@ class Strategy(ABC):
 
     # -- preparing ---------------------------------------------------------------------------------------------
 
+    def use_plugin(self, plugin: Any) -> None:  # noqa: B027
+        """Prepare objects by this plugin from now on; those that are prepared stay as they are."""
+
+    @property
+    def engine(self) -> Any:
+        """What trains the first prepared model, where that is an object of another library; else None."""
+        return None
+
     def prepare_together(self, objects: Sequence[Any], device_placement: Sequence[bool]) -> dict[int, Any]:
         """Prepare those of `objects` that must be prepared as one; return them by position.
 

@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,6 +71,13 @@ def make_engine(
     if scheduler is not None and scheduler.lr_scheduler_callable is not None:
         arguments["lr_scheduler"] = scheduler.lr_scheduler_callable
     return deepspeed.initialize(**arguments)[0]
+
+
+@dataclass(frozen=True)
+class DeepSpeedEngineWrapper:
+    """Has an engine as an attribute: what programs written for accelerate read from the Accelerator."""
+
+    engine: Any
 
 
 def gradient_norm(engine: Any) -> Tensor | None:

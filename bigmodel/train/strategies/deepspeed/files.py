@@ -39,7 +39,7 @@ class DeepSpeedFiles(SingleProcess):
 
     def gathered_weights(self, model: nn.Module) -> dict[str, Any] | None:
         """Gather the full weights of stage 3 in RAM on rank 0, one parameter at a time."""
-        if self.plugin.zero_stage == 3 and self._is_engine(model):
+        if self._is_engine(model) and model.zero_optimization_stage() == 3:  # type: ignore[operator]
             return gathered_state_dict(self.unwrap(model), keep=self.settings.process_index == 0)
         return None
 

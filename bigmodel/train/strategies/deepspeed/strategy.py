@@ -33,14 +33,23 @@ class DeepSpeed(DeepSpeedFiles):
 
     def __init__(self, settings: StrategySettings) -> None:
         super().__init__(settings)
-        self.plugin: DeepSpeedPlugin = settings.plugin or DeepSpeedPlugin()
-        self.plugin.set_mixed_precision(settings.mixed_precision)
+        self.use_plugin(settings.plugin or DeepSpeedPlugin())
         self._engines: list[Any] = []
         self._engine_of_optimizer: dict[int, Any] = {}
         self._sync = True
         self._last_used: Any = None
 
     # -- preparing ---------------------------------------------------------------------------------------------
+
+    def use_plugin(self, plugin: DeepSpeedPlugin) -> None:
+        """Create engines by this plugin from now on."""
+        plugin.set_mixed_precision(self.settings.mixed_precision)
+        self.plugin = plugin
+
+    @property
+    def engine(self) -> Any:
+        """The first engine, None before there is one."""
+        return next(iter(self._engines), None)
 
     def prepare_together(self, objects: Sequence[Any], device_placement: Sequence[bool]) -> dict[int, Any]:
         """Create an engine from each model and the optimizer of its parameters."""
@@ -85,7 +94,7 @@ class DeepSpeed(DeepSpeedFiles):
         self._last_used = engine
 
         def remember(module: nn.Module, arguments: Any) -> None:
-            if module.training:
+            if module.training and torch.is_grad_enabled():
                 self._last_used = engine
 
         engine.register_forward_pre_hook(remember)
@@ -140,7 +149,7 @@ class DeepSpeed(DeepSpeedFiles):
 
     def clip_grad_value_(self, parameters: Iterable[Tensor], clip_value: float) -> None:
         """Clamp gradients; supported for stage 0 only, since sharded gradients are not on the parameters."""
-        if self.plugin.zero_stage != 0:
+        if any(engine.zero_optimization_stage() for engine in self._engines):
             raise TrainError("DeepSpeed ZeRO cannot clip single values; use clip_grad_norm_")
         super().clip_grad_value_(parameters, clip_value)
 
