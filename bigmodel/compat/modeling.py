@@ -44,7 +44,7 @@ def get_max_memory(max_memory: Mapping[DeviceLike, int | str] | None = None) -> 
 
     Sizes given as text become numbers in `max_memory` itself, too: transformers relies on that.
     """
-    from ..plan.accelerate_api import whole_bytes
+    from ..plan.result.budgets import whole_bytes
 
     budgets = budgets_of(whole_bytes(max_memory))
     if isinstance(max_memory, MutableMapping):

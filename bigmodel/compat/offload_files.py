@@ -1,7 +1,8 @@
 """Accelerate's folder of offloaded weights: raw bytes, one ``NAME.dat`` per tensor, and their shapes in ``index.json``.
 
 Nothing here is needed to offload: a checkpoint is used where it lies. Other libraries write such folders and read them.
-Tensors that are read from one are views of the mapped files.
+Tensors that are read from one are views of the mapped files. What reads files is imported when one is read: libraries
+import this module as they start.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from ..atomic_files import write_text, written_atomically
-from ..checkpoint import Checkpoint
-from ..checkpoint.mapping import MappedFile
 from ..devices import HOST, DeviceLike, torch_device
 from ..dispatch.weights.parameters import like
 from ..errors import CheckpointError
+
+if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
 
 INDEX = "index.json"
 
@@ -60,7 +62,11 @@ def load_offloaded_weight(weight_file: Folder, weight_info: Entry) -> torch.Tens
         raise CheckpointError(
             f"{path} has {present} bytes, but {dtype} of shape {shape} takes {needed}: it was written for another model"
         )
-    return torch.empty(shape, dtype=dtype) if needed == 0 else MappedFile(path).tensor(dtype, shape, 0)
+    if needed == 0:
+        return torch.empty(shape, dtype=dtype)
+    from ..checkpoint.mapping import MappedFile
+
+    return MappedFile(path).tensor(dtype, shape, 0)
 
 
 def save_offload_index(index: Mapping[str, Any] | None, offload_folder: Folder) -> None:
@@ -158,6 +164,8 @@ def stored_tensor(name: str, entry: Entry, opened: dict[str, Checkpoint]) -> tor
     Args:
         opened: Files opened so far; extended.
     """
+    from ..checkpoint import Checkpoint
+
     path = str(entry["safetensors_file"])
     if path not in opened:
         opened[path] = Checkpoint.open(path)

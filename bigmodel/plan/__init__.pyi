@@ -1,7 +1,7 @@
-from .accelerate_api import check_device_map as check_device_map
-from .accelerate_api import clean_device_map as clean_device_map
 from .accelerate_api import get_balanced_memory as get_balanced_memory
 from .accelerate_api import infer_auto_device_map as infer_auto_device_map
+from .device_maps import check_device_map as check_device_map
+from .device_maps import clean_device_map as clean_device_map
 from .memory.staging import StagingMemory as StagingMemory
 from .memory.staging import staging as staging
 from .memory.staging import staging_memory as staging_memory

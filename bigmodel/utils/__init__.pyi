@@ -34,7 +34,7 @@ from bigmodel.compat.offload_files import load_offloaded_weights as load_offload
 from bigmodel.compat.offload_files import offload_state_dict as offload_state_dict
 from bigmodel.compat.offload_files import offload_weight as offload_weight
 from bigmodel.compat.offload_files import save_offload_index as save_offload_index
-from bigmodel.plan.accelerate_api import clean_device_map as clean_device_map
+from bigmodel.plan.device_maps import clean_device_map as clean_device_map
 from bigmodel.profile import calculate_maximum_sizes as calculate_maximum_sizes
 from bigmodel.profile import compute_module_total_buffer_size as compute_module_total_buffer_size
 from bigmodel.profile import get_max_layer_size as get_max_layer_size

@@ -31,6 +31,10 @@ def test_installing_imports_next_to_nothing() -> None:
     assert standing_in()["imported by installing"] == []
 
 
+def test_importing_names_imports_neither_planning_nor_loading() -> None:
+    assert standing_in()["imported with names"] == []
+
+
 def test_the_package_and_its_metadata_name_both_versions() -> None:
     assert (standing_in()["version"], standing_in()["metadata"]) == (VERSION, VERSION)
     assert standing_in()["spec"] == "accelerate"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from math import isfinite
 
 from ...devices import DISK, HOST, DeviceLike, accelerators, format_size, get_max_memory, normalize_device, parse_size
 from ...devices.memory import budget_items
@@ -26,6 +27,13 @@ def device_name(key: Key) -> str:
     if isinstance(key, int) and not accelerators():
         return f"cuda:{key}"
     return normalize_device(key)
+
+
+def whole_bytes(max_memory: Mapping[DeviceLike, int | str] | None) -> Mapping[DeviceLike, int | str] | None:
+    """Return budgets with those rounded down that are fractions of bytes: callers take shares of what is free."""
+    if not isinstance(max_memory, Mapping):
+        return max_memory
+    return {key: int(size) if isinstance(size, float) and isfinite(size) else size for key, size in max_memory.items()}
 
 
 def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> dict[Key, int]:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ...arguments import check_flags, check_model
+from .blocks import as_class_names, find_no_split_classes
 from .tensors import DtypeLike, tensor_specs, with_ancestors
-from .units import as_class_names, find_no_split_classes
 
 
 def compute_module_sizes(

@@ -18,6 +18,23 @@ def error_of(statement: str) -> str:
     return ""
 
 
+def import_names() -> None:
+    """Import the names that modules of transformers import before they load any model."""
+    from accelerate import dispatch_model  # noqa: F401
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module  # noqa: F401
+    from accelerate.utils import (  # noqa: F401
+        extract_model_from_parallel,
+        get_balanced_memory,
+        get_max_memory,
+        infer_auto_device_map,
+        load_offloaded_weight,
+        offload_weight,
+        save_offload_index,
+    )
+    from accelerate.utils.deepspeed import HfDeepSpeedConfig  # noqa: F401
+    from accelerate.utils.modeling import clean_device_map, get_max_layer_size  # noqa: F401
+
+
 def in_child(queue: object) -> None:
     import accelerate
 
@@ -38,6 +55,10 @@ def main() -> None:
 
     import bigmodel.hooks
 
+    import_names()
+    rooms = ("checkpoint.", "dispatch.attach.builder", "plan.search.", "profile.trace.", "quantized.formats.")
+    heavy = tuple(f"bigmodel.{room}" for room in rooms)
+    say("imported with names", sorted(name for name in sys.modules if name.startswith(heavy)))
     say("version", accelerate.__version__)
     say("metadata", importlib.metadata.version("accelerate"))
     say("spec", importlib.util.find_spec("accelerate").name)
