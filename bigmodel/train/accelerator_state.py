@@ -84,9 +84,6 @@ def _refuse_unsupported(plugins: Plugins) -> None:
         raise TrainError("TPUs are not supported; train on CUDA GPUs, MPS or the CPU")
 
 
-_RANKS = ("num_processes", "process_index", "local_process_index")
-
-
 class AcceleratorState(SharedState, RankOperations):
     """Precision, distributed type and plugins of the run. Every instance shares one state, created by the first
     Accelerator.
@@ -151,8 +148,6 @@ class AcceleratorState(SharedState, RankOperations):
 
     def __getattr__(self, name: str) -> Any:
         partial = self.__dict__.get("_partial")
-        if partial is None and name in _RANKS and PartialState._shared_state:
-            return getattr(PartialState(), name)  # a reset leaves the ranks as they are
         if partial is None and not name.startswith("_"):
             raise AttributeError(
                 f"`AcceleratorState` object has no attribute `{name}`. This happens if "
@@ -171,6 +166,23 @@ class AcceleratorState(SharedState, RankOperations):
     def use_distributed(self) -> bool:
         """Whether there is more than one process."""
         return PartialState().use_distributed
+
+    # A reset leaves the processes as they are: programs go on asking which of them they are.
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the first process."""
+        return PartialState().is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return PartialState().is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the last process."""
+        return PartialState().is_last_process
 
     @property
     def is_fsdp2(self) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bigmodel.errors import TrainError
-from bigmodel.train import AcceleratorState, DeepSpeedPlugin, DistributedType, PartialState
+from bigmodel.train import Accelerator, AcceleratorState, DeepSpeedPlugin, DistributedType, PartialState
 from bigmodel.train.accelerator_state import Plugins, choose_kind
 
 
@@ -23,14 +23,20 @@ def test_it_has_what_partial_state_has_and_more() -> None:
     assert "bf16" in repr(state)
 
 
-def test_ranks_and_their_group_are_known_after_a_reset() -> None:
+def test_which_process_it_is_and_their_group_are_known_after_a_reset() -> None:
     state = AcceleratorState()
     AcceleratorState._reset_state()
     state.wait_for_everyone()
     state.destroy_process_group()
-    assert (state.is_local_main_process, state.is_last_process, state.num_processes) == (True, True, 1)
-    with pytest.raises(AttributeError, match="no attribute `device`"):
-        _ = state.device
+    assert (state.is_main_process, state.is_local_main_process, state.is_last_process) == (True, True, True)
+
+
+def test_what_a_reset_has_taken_away_says_so() -> None:
+    accelerator = Accelerator()
+    AcceleratorState._reset_state()
+    for read in (lambda: accelerator.device, lambda: accelerator.num_processes):
+        with pytest.raises(AttributeError, match=r"`AcceleratorState` object has no attribute .*_reset_state\(\)"):
+            read()
 
 
 def test_the_launcher_s_precision_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,7 +263,7 @@ class Preparing(PreparingModels):
         self._dataloaders.append(prepared)
         return _marked(prepared)
 
-    def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoaderShard:
+    def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
         """Return a copy of the loader that skips its first batches, to finish an interrupted epoch."""
         return skip_first_batches(dataloader, num_batches)
 

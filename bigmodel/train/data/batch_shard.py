@@ -198,14 +198,14 @@ class BatchSamplerShard:
         real, total = lengths[self.process_index], sum(lengths)
         mine = group[self.process_index] if self.process_index < there else None
         if uneven and self.even_batches:
-            mine = self._filled(mine, lengths, first)
+            mine = self._filled(mine, there, lengths, first)
         if mine is not None:
             yield IndexBatch(mine, _length(mine), real, uneven, total)
 
-    def _filled(self, mine: Any, lengths: list[int], first: list[Any]) -> Any:
+    def _filled(self, mine: Any, there: int, lengths: list[int], first: list[Any]) -> Any:
         size = self.whole_batch_size
-        if size is None:  # batches vary in size: repeat a whole one
-            return mine if mine is not None else first[self.process_index % len(first)]
+        if size is None:  # batches vary in size: whole ones of the first round are repeated, in its order
+            return mine if mine is not None else first[(self.process_index - there) % len(first)]
         missing_before = sum(max(size - length, 0) for length in lengths[: self.process_index])
         missing = size - lengths[self.process_index]
         filler = [index for batch in first for index in batch]

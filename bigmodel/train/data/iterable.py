@@ -61,8 +61,6 @@ class CountingCollate:
 class IterableDatasetShard(IterableDataset[Any]):
     """The samples of one process: of every round of `num_processes` batches, its own batch.
 
-    Samples of the last, incomplete, round are yielded as `TailSample`; use `CountingCollate` to collate them.
-
     Args:
         dataset: the dataset, the same on every process.
         batch_size: samples in one process's batch; with `split_batches`, in the batches of all processes together.
@@ -102,6 +100,10 @@ class IterableDatasetShard(IterableDataset[Any]):
         return rounds * self.share + (self.share if self.even_batches else own)
 
     def __iter__(self) -> Iterator[Any]:
+        return (each.value if isinstance(each, TailSample) else each for each in self.counted())
+
+    def counted(self) -> Iterator[Any]:
+        """Yield the samples, those of the last, incomplete, round as `TailSample`."""
         samples = iter(self.dataset)
         start = self.process_index * self.share
         first: list[Any] = []
@@ -118,6 +120,13 @@ class IterableDatasetShard(IterableDataset[Any]):
             group = [*group, *islice(cycle(first), self.round - total)]
         for position, value in enumerate(group[start : start + self.share], start):
             yield TailSample(value, position < total, total)
+
+
+class CountedDatasetShard(IterableDatasetShard):
+    """Yields the samples of the last, incomplete, round as `TailSample`; `CountingCollate` collates them."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.counted()
 
 
 END = object()

@@ -15,19 +15,23 @@ from torch.utils.data.distributed import DistributedSampler
 from bigmodel.train.configuration import DataLoaderConfiguration
 from bigmodel.train.data.batch_shard import BatchSamplerShard, MapSource
 from bigmodel.train.data.dispatch_source import DispatchSource
-from bigmodel.train.data.iterable import CountingCollate, IterableDatasetShard, IterableSource, ShardedSource
+from bigmodel.train.data.iterable import CountedDatasetShard, CountingCollate, IterableSource, ShardedSource
 from bigmodel.train.data.loader import DataLoaderDispatcher, DataLoaderShard
-from bigmodel.train.data.request import LoaderRequest, can_shard, data_ranks, loader_class, rebuild
-from bigmodel.train.data.samplers import SeedableRandomSampler, SharedOrder, shared_number
+from bigmodel.train.data.request import LoaderRequest, can_shard, data_ranks, overrides_iteration, rebuild
+from bigmodel.train.data.samplers import SeedableRandomSampler, SharedOrder, SkipBatchSampler, shared_number
 from bigmodel.train.state.partial import PartialState
 from bigmodel.train.types import RNGType
+
+
+def _kind(request: LoaderRequest) -> type[DataLoaderShard]:
+    return DataLoaderDispatcher if request.config.dispatch_batches else DataLoaderShard
 
 
 def map_style(request: LoaderRequest) -> DataLoaderShard:
     """Return a loader of this process's batches of indices."""
     loader, config = request.loader, request.config
-    if type(loader).__iter__ is not loader_class(loader).__iter__ and request.processes == 1:
-        return DataLoaderShard(IterableSource(loader), **request.common)
+    if overrides_iteration(loader) and request.processes == 1:
+        return _kind(request)(IterableSource(loader), **request.common)
     batches, sampler = _own_sampler(request)
     on_start = SharedOrder(sampler) if _draws_by_itself(sampler, request) else None
     generator = getattr(sampler, "generator", None)
@@ -36,7 +40,7 @@ def map_style(request: LoaderRequest) -> DataLoaderShard:
     shard = BatchSamplerShard(batches, request.processes, request.index, request.splits, config.even_batches, on_start)
     batched = loader.batch_sampler is not None
     base = rebuild(request, loader.dataset, **({"batch_sampler": shard} if batched else {"sampler": shard}))
-    return DataLoaderShard(MapSource(base, shard), generator=generator, **request.common)
+    return _kind(request)(MapSource(base, shard), generator=generator, **request.common)
 
 
 def _own_sampler(request: LoaderRequest) -> tuple[Any, Any]:
@@ -49,10 +53,18 @@ def _own_sampler(request: LoaderRequest) -> tuple[Any, Any]:
     batch_sampler = loader.batch_sampler
     if batch_sampler is None and isinstance(loader.sampler, BatchSampler):
         batch_sampler = loader.sampler  # of a dataset that takes lists of indices
-    original = loader.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
-    sampler = _synchronized_sampler(original, request)
     if batch_sampler is None:
+        sampler = _synchronized_sampler(loader.sampler, request)
         return sampler, sampler
+    return _synchronized_batches(batch_sampler, request)
+
+
+def _synchronized_batches(batch_sampler: Any, request: LoaderRequest) -> tuple[Any, Any]:
+    if isinstance(batch_sampler, SkipBatchSampler):
+        batches, sampler = _synchronized_batches(batch_sampler.batch_sampler, request)
+        return SkipBatchSampler(batches, batch_sampler.skip_batches), sampler
+    original = getattr(batch_sampler, "sampler", None)
+    sampler = _synchronized_sampler(original, request)
     if sampler is original or not isinstance(batch_sampler, BatchSampler):
         return batch_sampler, original
     batch_sampler = copy.copy(batch_sampler)
@@ -87,15 +99,15 @@ def iterable_style(request: LoaderRequest) -> DataLoaderShard:
     if request.processes == 1:
         plain = config.use_stateful_dataloader and not hasattr(loader, "load_state_dict")
         base = rebuild(request, loader.dataset, batch_size=loader.batch_size, drop_last=drop_last) if plain else loader
-        return DataLoaderShard(IterableSource(base), **request.common)
+        return _kind(request)(IterableSource(base), **request.common)
     share = request.share
     if can_shard(request):
         own = loader.dataset.shard(num_shards=request.processes, index=request.index)  # type: ignore[attr-defined]
         base = rebuild(request, own, batch_size=share, drop_last=drop_last)
-        if not config.even_batches:
-            return DataLoaderShard(IterableSource(base), **request.common)
-        return DataLoaderShard(ShardedSource(base, _cpu_group(), _longest(base)), **request.common)
-    dataset = IterableDatasetShard(
+        if not (config.even_batches and dist.is_initialized()):  # without a group, processes are not in step
+            return _kind(request)(IterableSource(base), **request.common)
+        return _kind(request)(ShardedSource(base, _cpu_group(), _longest(base)), **request.common)
+    dataset = CountedDatasetShard(
         loader.dataset,
         request.whole_batch_size or 1,
         drop_last,
@@ -106,7 +118,7 @@ def iterable_style(request: LoaderRequest) -> DataLoaderShard:
     )
     base = rebuild(request, dataset, batch_size=share, drop_last=drop_last)
     base.collate_fn = CountingCollate(base.collate_fn)
-    return DataLoaderShard(IterableSource(base), **request.common)
+    return _kind(request)(IterableSource(base), **request.common)
 
 
 def dispatched(request: LoaderRequest) -> DataLoaderShard:
@@ -239,8 +251,18 @@ def _build(request: LoaderRequest) -> DataLoaderShard:
     return map_style(request)
 
 
-def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoaderShard:
-    """Return a loader that skips the first `num_batches` batches of every pass, to finish an interrupted epoch."""
-    if not isinstance(dataloader, DataLoaderShard):
-        dataloader = prepare_data_loader(dataloader, num_processes=1, process_index=0)
-    return dataloader.skipping(num_batches)
+def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+    """Return a loader that skips the first `num_batches` batches of every pass, to finish an interrupted epoch.
+
+    Of a map-style loader that is not prepared it is one that may be prepared, too; of a stream, one that this process
+    reads alone.
+    """
+    if isinstance(dataloader, DataLoaderShard):
+        return dataloader.skipping(num_batches)
+    request = LoaderRequest(dataloader, DataLoaderConfiguration(), 1, 0, None, ())
+    if isinstance(dataloader.dataset, IterableDataset) or overrides_iteration(dataloader):
+        return _build(request).skipping(num_batches)
+    if dataloader.batch_sampler is None:
+        return rebuild(request, dataloader.dataset, sampler=SkipBatchSampler(dataloader.sampler, num_batches))
+    skipping: Any = SkipBatchSampler(dataloader.batch_sampler, num_batches)
+    return rebuild(request, dataloader.dataset, batch_sampler=skipping)

@@ -109,11 +109,16 @@ def loader_class(loader: DataLoader[Any]) -> type[DataLoader[Any]]:
     return next(cls for cls in type(loader).__mro__ if cls.__module__.split(".")[0] in ("torch", "torchdata"))
 
 
+def overrides_iteration(loader: DataLoader[Any]) -> bool:
+    """Whether the loader's class iterates in a way of its own."""
+    return type(loader).__iter__ is not loader_class(loader).__iter__
+
+
 def rebuild(request: LoaderRequest, dataset: Any, **changed: Any) -> DataLoader[Any]:
     """Return a loader over `dataset` with the request's loader settings, except for `changed`."""
     loader = request.loader
     cls = stateful_loader_class() if request.config.use_stateful_dataloader else loader_class(loader)
-    if type(loader).__iter__ is not loader_class(loader).__iter__:
+    if overrides_iteration(loader):
         logger.warning("%s overrides __iter__; the prepared loader does not keep that iteration", type(loader).__name__)
     known = inspect.signature(cls.__init__).parameters
     settings = {name: getattr(loader, name) for name in _COPIED_SETTINGS if name in known and hasattr(loader, name)}

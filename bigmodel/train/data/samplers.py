@@ -66,11 +66,16 @@ def shared_number(number: int) -> int:
 
 
 class SkipBatchSampler:
-    """A batch sampler without the first `skip_batches` batches of another."""
+    """A batch sampler without the first `skip_batches` batches of another, whose attributes it has."""
 
     def __init__(self, batch_sampler: Iterable[Any], skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler
         self.skip_batches = skip_batches
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "batch_sampler" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.batch_sampler, name)
 
     def __iter__(self) -> Iterator[Any]:
         return islice(iter(self.batch_sampler), self.skip_batches, None)

@@ -16,18 +16,8 @@ REASONS = {
         test_modeling_utils.py::test_infer_auto_device_map_with_tied_weights""",
     "a bool takes a byte": "test_modeling_utils.py::test_dtype_byte_size",
     "needs a configuration from the Hub": "test_modeling_utils.py::test_infer_auto_device_map_on_t0pp",
-    "a loader that skip_first_batches has made is prepared already; one process needs no dispatcher": """
-        test_accelerator.py::test_can_pickle_dataloader_0
-        test_accelerator.py::test_can_pickle_dataloader_1""",
     "replaces names inside accelerate's own module": """
         test_accelerator.py::test_prepare_model_8bit_cpu_offload_raises_valueerror_not_typeerror""",
-    "an uneven last round is filled from the sampler's first round, and what is repeated is counted": """
-        test_data_loader.py::test_batch_sampler_varying_batch_size_even_batches
-        test_data_loader.py::test_batch_sampler_varying_batch_size_many_processes""",
-    "samples at the end of a sharded stream are marked, so that metrics count each once": """
-        test_data_loader.py::test_iterable_dataset_shard""",
-    "needs the package multiprocess": """
-        test_data_loader.py::test_iterable_dataset_native_sharding_when_n_shards_equals_num_processes""",
     "a schedule ends at its last step; OneCycleLR would go on past it": """
         test_scheduler.py::test_one_cycle_scheduler_steps_with_optimizer_multiprocess""",
     "needs GPUs: it gives DistributedDataParallel device_ids": "scripts/test_ddp_comm_hook.py",

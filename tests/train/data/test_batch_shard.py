@@ -102,7 +102,13 @@ def test_batches_of_varying_size_are_dealt_whole() -> None:
     batches = [[0], [1, 2], [3, 4, 5], [6], [7, 8]]
     first, second = (read(BatchSamplerShard(batches, 2, rank)) for rank in range(2))
     assert [indices for indices, _, _ in first] == [[0], [3, 4, 5], [7, 8]]
-    assert second == [([1, 2], 2, False), ([6], 1, False), ([1, 2], 0, True)]
+    assert second == [([1, 2], 2, False), ([6], 1, False), ([0], 0, True)]
+
+
+def test_batches_of_varying_size_are_repeated_from_the_first_on() -> None:
+    batches = [[0], [1, 2], [3, 4, 5], [6]]
+    last = [read(BatchSamplerShard(batches, 3, rank))[-1] for rank in range(3)]
+    assert last == [([6], 1, True), ([0], 0, True), ([1, 2], 0, True)]
 
 
 def test_skipping_leaves_out_this_process_s_first_batches() -> None:

@@ -17,6 +17,7 @@ from bigmodel.errors import TrainError
 from bigmodel.train import BatchSamplerShard, IterableDatasetShard, PartialState
 from bigmodel.train.data.iterable import (
     CountedBatch,
+    CountedDatasetShard,
     CountingCollate,
     IterableSource,
     ShardedSource,
@@ -66,9 +67,14 @@ def test_a_process_reads_what_it_would_of_a_map_style_dataset(
 
 
 def test_samples_of_the_last_round_say_whose_they_are() -> None:
-    tails = [list(IterableDatasetShard(Numbers(5), 2, False, 2, rank)) for rank in range(2)]
+    tails = [list(CountedDatasetShard(Numbers(5), 2, False, 2, rank)) for rank in range(2)]
     assert tails[0] == [0, 1, TailSample(4, True, 1), TailSample(0, False, 1)]
     assert tails[1] == [2, 3, TailSample(1, False, 1), TailSample(2, False, 1)]
+
+
+def test_a_shard_that_is_made_by_hand_has_the_samples_alone() -> None:
+    found = [list(IterableDatasetShard(Numbers(5), 2, False, 2, rank)) for rank in range(2)]
+    assert found == [[0, 1, 4, 0], [2, 3, 1, 2]]
 
 
 def test_collating_counts_the_own_samples_of_the_last_round() -> None:

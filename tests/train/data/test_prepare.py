@@ -14,11 +14,13 @@ from torch.utils.data.distributed import DistributedSampler
 from bigmodel.errors import TrainError
 from bigmodel.train import (
     DataLoaderConfiguration,
+    DataLoaderDispatcher,
     DataLoaderShard,
     PartialState,
     SeedableRandomSampler,
     prepare_data_loader,
     set_seed,
+    skip_first_batches,
 )
 from bigmodel.train.accelerator.gathering import gather_for_metrics
 from bigmodel.train.collectives import gather_object
@@ -291,3 +293,33 @@ def test_a_loader_that_iterates_in_its_own_way_is_warned_about(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         map_style(request(Own(DATA), 0))
     assert "Own overrides __iter__" in caplog.text
+
+
+@on_ranks
+def test_a_loader_that_skips_batches_is_shared_when_it_is_prepared() -> None:
+    loader: Any = DataLoader(range(12), batch_size=2)
+    ours = [batch.tolist() for batch in prepare_data_loader(skip_first_batches(loader, 2))]
+    rank = PartialState().process_index
+    assert ours == [[[4, 5], [8, 9]], [[6, 7], [10, 11]]][rank]
+
+
+@on_ranks
+def test_shuffled_batches_after_skipped_ones_are_drawn_alike_by_all() -> None:
+    torch.manual_seed(PartialState().process_index)
+    for seedable in (False, True):
+        loader: Any = skip_first_batches(DataLoader(range(16), batch_size=2, shuffle=True), 2)
+        prepared = prepare_data_loader(loader, use_seedable_sampler=seedable, rng_types=["generator"])
+        mine = [sample for batch in prepared for sample in batch.tolist()]
+        assert len(set(gather_object(mine))) == 12
+
+
+def test_a_part_of_a_shardable_dataset_may_be_read_without_the_other_processes() -> None:
+    loader: Any = DataLoader(Shardable(9), batch_size=5)
+    part = prepare_data_loader(loader, num_processes=2, process_index=1)
+    assert [batch.tolist() for batch in part] == [[6, 7, 8]]
+
+
+def test_one_process_alone_reads_what_it_is_to_dispatch() -> None:
+    prepared = prepare_data_loader(DataLoader(range(4), batch_size=2), dispatch_batches=True)
+    assert isinstance(prepared, DataLoaderDispatcher)
+    assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3]]
