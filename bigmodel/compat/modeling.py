@@ -18,6 +18,7 @@ from .hooks.align import AlignDevicesHook
 from .hooks.model_hook import HOOK
 
 if TYPE_CHECKING:
+    from ..profile import DtypeLike
     from ..train.handlers import AutocastKwargs
 
 
@@ -51,6 +52,14 @@ def get_max_memory(max_memory: Mapping[DeviceLike, int | str] | None = None) -> 
         sizes = {key: budgets_of({key: size}) for key, size in max_memory.items() if isinstance(size, str)}
         max_memory.update({key: next(iter(size.values())) for key, size in sizes.items()})
     return budgets
+
+
+def dtype_byte_size(dtype: DtypeLike) -> float:
+    """Return the bytes one element of `dtype` takes, as `bigmodel.dtype_byte_size` does; accelerate counts a bit for a
+    bool."""
+    from ..profile import dtype_byte_size as bytes_of
+
+    return 1 / 8 if dtype == torch.bool else bytes_of(dtype)
 
 
 def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:

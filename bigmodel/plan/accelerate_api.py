@@ -42,7 +42,8 @@ def infer_auto_device_map(
         verbose: log every decision.
         clean_result: replace siblings on one device by their parent.
         offload_buffers: False: buffers of units that are not resident count on the main device.
-        fallback_allocation: accepted and ignored: later layers are always tried on every device.
+        fallback_allocation: if no block fits an accelerator, split blocks, unless classes are given. Layers after one
+            that does not fit are tried in any case.
 
     Raises:
         BudgetError: nothing fits, because `"disk"` was given a budget that is too small.
@@ -53,7 +54,15 @@ def infer_auto_device_map(
     from .greedy_map import infer_auto_device_map
 
     return infer_auto_device_map(
-        model, max_memory, no_split_module_classes, dtype, special_dtypes, verbose, clean_result, offload_buffers
+        model,
+        max_memory,
+        no_split_module_classes,
+        dtype,
+        special_dtypes,
+        verbose,
+        clean_result,
+        offload_buffers,
+        fallback_allocation,
     )
 
 

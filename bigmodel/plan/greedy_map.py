@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,9 @@ from .search.items import Capacity, Group, GroupPlacement, Item, tie_groups
 
 logger = logging.getLogger(__name__)
 
+_CALLER = 4
+"""How many calls a warning is away from the caller of `accelerate_api.infer_auto_device_map`."""
+
 
 def infer_auto_device_map(
     model: nn.Module,
@@ -32,17 +36,15 @@ def infer_auto_device_map(
     verbose: bool,
     clean_result: bool,
     offload_buffers: bool,
+    fallback_allocation: bool,
 ) -> OrderedDict[str, int | str]:
     """Do as `accelerate_api.infer_auto_device_map`."""
     check_flags(verbose=verbose, clean_result=clean_result, offload_buffers=offload_buffers)
-    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
-    groups = tie_groups(units)
+    check_flags(fallback_allocation=fallback_allocation)
     capacity = Capacity(read_budgets(whole_bytes(max_memory)), slots=1, host_compute=True)
-    items = [_item(group, units) for group in groups]
-    placement = place_greedily(items, capacity)
-    if placement is None:
-        total = sum(item.weights + item.slot_bytes for item in items)
-        raise budget_error(capacity.budgets, total, partial(_fits, items, capacity))
+    units, groups, placement = _placed(model, dtype, special_dtypes, no_split_module_classes, capacity)
+    if fallback_allocation and no_split_module_classes is None and not any(map(is_accelerator, placement.storage)):
+        units, groups, placement = _placed(model, dtype, special_dtypes, (), capacity)
     if not offload_buffers:
         _warn_about_buffers(groups, placement, capacity)
     device_map = OrderedDict(_in_order(units, groups, placement))
@@ -50,6 +52,28 @@ def infer_auto_device_map(
         for name, device in device_map.items():
             logger.warning("%s -> %s", name or "the model", device)
     return OrderedDict(clean_device_map(dict(device_map))) if clean_result else device_map
+
+
+def _placed(
+    model: nn.Module,
+    dtype: DtypeLike | None,
+    special_dtypes: Mapping[str, DtypeLike] | None,
+    no_split_module_classes: Iterable[str] | str | None,
+    capacity: Capacity,
+) -> tuple[Sequence[UnitProfile], Sequence[Group], GroupPlacement]:
+    """Return the units of the model, those with ties together, and where these lie.
+
+    Raises:
+        BudgetError: nothing fits.
+    """
+    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
+    groups = tie_groups(units)
+    items = [_item(group, units) for group in groups]
+    placement = place_greedily(items, capacity)
+    if placement is None:
+        total = sum(item.weights + item.slot_bytes for item in items)
+        raise budget_error(capacity.budgets, total, partial(_fits, items, capacity))
+    return units, groups, placement
 
 
 def _fits(items: Sequence[Item], capacity: Capacity, budgets: Mapping[Key, int]) -> bool:
@@ -77,12 +101,11 @@ def _warn_about_buffers(groups: Sequence[Group], placement: GroupPlacement, capa
     resident = sum(group.nbytes for group, key in stored if key == placement.main)
     free = capacity.budgets[placement.main] - resident - placement.slots * placement.slot_bytes
     if buffers > free:
-        logger.warning(
-            "buffers of layers that are not resident take %s, but device %s has %s left; pass offload_buffers=True "
-            "or raise its budget",
-            format_size(buffers),
-            placement.main,
-            format_size(free),
+        warnings.warn(
+            f"buffers of layers that are not resident take {format_size(buffers)}, but device {placement.main} has "
+            f"{format_size(free)} left; pass offload_buffers=True or raise its budget",
+            UserWarning,
+            _CALLER,
         )
 
 

@@ -53,9 +53,9 @@ class AcceleratedScheduler:
         if any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return
         for _ in range(self._moves):
-            # OneCycleLR raises beyond its last step, which several processes reach early.
+            # OneCycleLR raises beyond as many steps as it was made for, which several processes reach early.
             total = getattr(self.scheduler, "total_steps", None)
-            if total is None or self.scheduler.last_epoch + 1 < total:
+            if total is None or self.scheduler.last_epoch < total:
                 self.scheduler.step(*args, **kwargs)
 
     def get_last_lr(self) -> list[float]:

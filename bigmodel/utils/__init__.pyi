@@ -20,6 +20,7 @@ from bigmodel.compat.modeling import align_module_device as align_module_device
 from bigmodel.compat.modeling import check_device_same as check_device_same
 from bigmodel.compat.modeling import check_tied_parameters_in_config as check_tied_parameters_in_config
 from bigmodel.compat.modeling import check_tied_parameters_on_same_device as check_tied_parameters_on_same_device
+from bigmodel.compat.modeling import dtype_byte_size as dtype_byte_size
 from bigmodel.compat.modeling import get_grad_scaler as get_grad_scaler
 from bigmodel.compat.modeling import get_mixed_precision_context_manager as get_mixed_precision_context_manager
 from bigmodel.compat.modeling import get_module_size_with_ties as get_module_size_with_ties
@@ -39,7 +40,6 @@ from bigmodel.profile import calculate_maximum_sizes as calculate_maximum_sizes
 from bigmodel.profile import compute_module_total_buffer_size as compute_module_total_buffer_size
 from bigmodel.profile import get_max_layer_size as get_max_layer_size
 from bigmodel.profile.model.tensors import CustomDtype as CustomDtype
-from bigmodel.profile.model.tensors import dtype_byte_size as dtype_byte_size
 from bigmodel.profile.model.tensors import retie_parameters as retie_parameters
 from bigmodel.train.collectives import pad_input_tensors as pad_input_tensors
 from bigmodel.train.collectives import verify_operation as verify_operation

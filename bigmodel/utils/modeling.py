@@ -10,6 +10,7 @@ from bigmodel.compat.modeling import check_device_map as check_device_map
 from bigmodel.compat.modeling import check_device_same as check_device_same
 from bigmodel.compat.modeling import check_tied_parameters_in_config as check_tied_parameters_in_config
 from bigmodel.compat.modeling import check_tied_parameters_on_same_device as check_tied_parameters_on_same_device
+from bigmodel.compat.modeling import dtype_byte_size as dtype_byte_size
 from bigmodel.compat.modeling import get_grad_scaler as get_grad_scaler
 from bigmodel.compat.modeling import get_max_memory as get_max_memory
 from bigmodel.compat.modeling import get_mixed_precision_context_manager as get_mixed_precision_context_manager
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from bigmodel.profile import calculate_maximum_sizes as calculate_maximum_sizes
     from bigmodel.profile import compute_module_sizes as compute_module_sizes
     from bigmodel.profile import compute_module_total_buffer_size as compute_module_total_buffer_size
-    from bigmodel.profile import dtype_byte_size as dtype_byte_size
     from bigmodel.profile import find_tied_parameters as find_tied_parameters
     from bigmodel.profile import get_max_layer_size as get_max_layer_size
     from bigmodel.profile import retie_parameters as retie_parameters
@@ -52,7 +52,6 @@ __getattr__, __dir__ = names_used_later(
         "calculate_maximum_sizes": "bigmodel.profile",
         "compute_module_sizes": "bigmodel.profile",
         "compute_module_total_buffer_size": "bigmodel.profile",
-        "dtype_byte_size": "bigmodel.profile",
         "find_tied_parameters": "bigmodel.profile",
         "get_max_layer_size": "bigmodel.profile",
         "retie_parameters": "bigmodel.profile",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,25 @@ def test_buffers_and_parameters_of_a_split_module_are_placed() -> None:
 def test_blocks_stay_whole_without_being_named() -> None:
     found = infer_auto_device_map(nn.Sequential(Block(4), Block(4), Block(4)), {0: 500, 1: 500, "cpu": 500})
     assert all(name.count(".") == 0 for name in found)
+
+
+def test_blocks_are_split_if_none_fits_and_that_is_asked_for() -> None:
+    model = nn.Sequential(Block(4), Block(4))
+    budgets = {0: compute_module_sizes(model)["0"], "cpu": 10**6}
+    assert set(infer_auto_device_map(model, budgets).values()) == {"cpu"}
+    assert 0 in infer_auto_device_map(model, budgets, fallback_allocation=True).values()
+    named = infer_auto_device_map(model, budgets, ["Block"], fallback_allocation=True)
+    assert set(named.values()) == {"cpu"}
+
+
+def test_buffers_that_have_no_room_where_offloaded_layers_run_are_warned_about() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(64), nn.BatchNorm1d(64))
+    with pytest.warns(UserWarning, match="buffers of layers that are not resident take") as warned:
+        infer_auto_device_map(model, {0: 1300, "cpu": 10**6})
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        infer_auto_device_map(model, {0: 1300, "cpu": 10**6}, offload_buffers=True)
 
 
 def test_an_empty_list_splits_down_to_leaves() -> None:

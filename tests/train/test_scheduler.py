@@ -55,13 +55,19 @@ def test_a_scheduler_stepped_apart_is_passed_on() -> None:
     assert scheduler.get_last_lr() == [0.5]
 
 
-def test_a_schedule_with_an_end_stops_there() -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_schedule_with_an_end_stops_where_it_does_in_a_loop_of_one_process(processes: int) -> None:
+    plain = optimizer()
+    expected = OneCycleLR(plain.optimizer, 1.0, total_steps=5)
+    plain.step()
+    for _ in range(5):
+        expected.step()
     own = optimizer()
-    scheduler = AcceleratedScheduler(OneCycleLR(own.optimizer, 1.0, total_steps=5), own, data_processes=2)
+    scheduler = AcceleratedScheduler(OneCycleLR(own.optimizer, 1.0, total_steps=5), own, data_processes=processes)
     own.step()
-    for _ in range(4):
+    for _ in range(7):
         scheduler.step()
-    assert scheduler.scheduler.last_epoch == 4
+    assert (scheduler.scheduler.last_epoch, scheduler.get_last_lr()) == (5, expected.get_last_lr())
 
 
 def test_a_plateau_hears_each_metric_once() -> None:

@@ -61,15 +61,15 @@ def _count(what: str, output: str) -> int:
 
 def main(names: list[str]) -> int:
     folder = source()
-    total, unexplained = 0, []
+    total, ended, unexplained = 0, 0, []
     for name in names or FILES:
         passed, skipped, failed = run(name, folder)
-        total += passed
+        total, ended = total + passed, ended + passed + len(failed)
         print(f"{name}: {passed} passed, {len(failed)} failed, {skipped} skipped (no GPU, or a package is missing)")
         for test in failed:
-            print(f"  {test}: {REASON_OF.get(test, 'NO REASON')}")
+            print(f"  {test}: {REASON_OF.get(test, 'NO REASON')}", flush=True)
         unexplained += [test for test in failed if test not in REASON_OF]
-    print(f"accelerate {VERSION}: {total} passed; {len(unexplained)} failed without a reason")
+    print(f"accelerate {VERSION}: {total} of {ended} passed; {len(unexplained)} failed without a reason")
     return 1 if unexplained else 0
 
 
