@@ -61,17 +61,22 @@ def gather_for_metrics(data: Any, use_gather_object: bool = False) -> Any:
     """Return the data of all processes without that of repeated samples.
 
     In the last, uneven, round each process removes repeated samples before sending: from tensors and lists whose length
-    is the batch's or a multiple of it; a scalar is removed only if all its samples are repeated.
+    is the batch's or a multiple of it; a scalar is removed only if all its samples are repeated. A tensor of one value,
+    repeated for each sample of a full batch, as transformers' Trainer repeats the mean loss, is cut where the last
+    batch is shorter.
 
     Args:
         data: nested lists, tuples and dicts of tensors, and lists of other objects (strings, numbers, ...).
         use_gather_object: treat `data` as one list of objects, whatever it holds, for example tensors of different
             shapes. A tensor is the list of its rows.
     """
-    if not PartialState().use_distributed:
-        return data
     active = GradientState().active_dataloader
-    loader = active if isinstance(active, DataLoaderShard) and active.is_uneven else None
+    shard = active if isinstance(active, DataLoaderShard) else None
+    if not PartialState().use_distributed:
+        if shard is None or not shard.end_of_dataloader or use_gather_object:
+            return data
+        return _without_repeats(data, shard)
+    loader = shard if shard is not None and shard.is_uneven else None
     if use_gather_object:
         return _gather_objects(data, loader)
     return _gather(data, loader)
@@ -91,9 +96,27 @@ def _holds_tensors(data: Any) -> bool:
     return first_tensor(data) is not None
 
 
+def _without_repeats(data: Any, loader: DataLoaderShard) -> Any:
+    if isinstance(data, Tensor):
+        return data[: loader.rows] if _repeats_for_a_full_batch(data, loader) else data
+    if isinstance(data, (Mapping, list, tuple)) and _holds_tensors(data):
+        return map_members(lambda item: _without_repeats(item, loader), data)
+    return data
+
+
+def _repeats_for_a_full_batch(tensor: Tensor, loader: DataLoaderShard) -> bool:
+    """Whether a tensor has one value for as many samples as a full batch has, which the current one has not."""
+    full = loader.batch_size
+    if tensor.ndim == 0 or full is None or tensor.shape[0] != full or not 0 < loader.rows < full:
+        return False
+    return bool((tensor == tensor[:1]).all())
+
+
 def _own_rows(tensor: Tensor, loader: DataLoaderShard) -> Tensor:
     if tensor.ndim == 0:
         return tensor.reshape(1)[: int(loader.has_real)]
+    if _repeats_for_a_full_batch(tensor, loader):
+        tensor = tensor[: loader.rows]
     return tensor[: loader.count_real(tensor.shape[0])]
 
 

@@ -13,6 +13,7 @@ from bigmodel.devices import is_accelerator
 from bigmodel.train.data.iterable import IterableSource
 from bigmodel.train.data.request import stateful_loader_class
 from bigmodel.train.data.steps import LoaderStep, StepSource, move_ahead, move_each, real_rows
+from bigmodel.train.nested import find_batch_size
 from bigmodel.train.seeding import host_state, set_host_state, synchronize_rng_states
 from bigmodel.train.state.gradient import GradientState
 from bigmodel.train.types import RNGType
@@ -291,6 +292,11 @@ class DataLoaderShard(DataLoader[Any]):
     def count_real(self, length: int) -> int:
         """Return how many of `length` rows computed from the current batch are not of repeated samples."""
         return real_rows(self._step, length)
+
+    @property
+    def rows(self) -> int:
+        """Samples in the current batch of this process, repeated ones too; 0 if it has no tensors."""
+        return self._step.rows or find_batch_size(self._step.batch) or 0
 
     @property
     def has_real(self) -> bool:

@@ -17,8 +17,6 @@ REASONS = {
         test_modeling_whisper::WhisperModelTest::test_model_parallelism
         test_modeling_whisper::WhisperStandaloneDecoderModelTest::test_cpu_offload
         test_modeling_whisper::WhisperStandaloneDecoderModelTest::test_model_parallelism""",
-    "not mended: the plan splits the encoder between parts whose outputs its own forward adds": """
-        test_modeling_whisper::WhisperEncoderModelTest::test_model_parallelism""",
 }
 
 REASON_OF = {case: reason for reason, cases in REASONS.items() for case in cases.split()}

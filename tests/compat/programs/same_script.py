@@ -63,6 +63,7 @@ def main(root: str) -> None:
         first.save_model(folder)
     say("predictions", first.predict(DATA[:4]).predictions.tolist())
     say("evaluation", first.evaluate()["eval_loss"])
+    say("uneven evaluation", first.evaluate(DATA[:11])["eval_loss"])
     names = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
     places = {**dict.fromkeys(names, "cpu"), "model.layers.1": "disk"}
     folder = f"{root}/{trainer.__name__}"

@@ -119,3 +119,24 @@ def test_only_the_loader_being_read_counts() -> None:
 def test_one_process_gets_back_what_it_gives() -> None:
     data = {"x": torch.ones(1)}
     assert gather_for_metrics(data) is data
+
+
+def test_a_value_repeated_for_a_full_batch_counts_for_each_sample_of_a_shorter_one() -> None:
+    losses = []
+    for batch in loader(10, size=4):
+        mean = batch.float().mean()
+        gathered = gather_for_metrics({"loss": mean.repeat(4), "twice": batch.repeat_interleave(2)})
+        assert gathered["twice"].tolist() == [i for i in batch.tolist() for _ in range(2)]
+        losses += gathered["loss"].tolist()
+    assert losses == [1.5] * 4 + [5.5] * 4 + [8.5] * 2
+
+
+@on_ranks
+def test_a_value_repeated_for_a_full_batch_counts_for_each_sample_of_each_process() -> None:
+    for even_batches in (False, True):
+        prepared: Any = prepare_data_loader(DataLoader(range(14), batch_size=4), even_batches=even_batches)
+        losses = [value for batch in prepared for value in gather_for_metrics(batch.float().mean().repeat(4)).tolist()]
+        last = (
+            12.5 if not even_batches else (12 + 13 + 0 + 1) / 4
+        )  # the samples that fill the last batch are in its mean
+        assert losses == [1.5] * 4 + [5.5] * 4 + [9.5] * 4 + [last] * 2
