@@ -97,13 +97,21 @@ def _read(report: Path) -> Outcome:
     return outcome
 
 
-def told(what: str, outcome: Outcome, reasons: Mapping[str, str]) -> int:
+def told(what: str, outcome: Outcome, reasons: Mapping[str, str], by_error: Mapping[str, str] | None = None) -> int:
     """Print how cases ended, a line for each that failed; return how many failed without a reason.
 
     Args:
         what: What was run.
         reasons: Why cases may fail, by name.
+        by_error: Why cases may fail, by a part of the error.
     """
+    of_error = {
+        name: reason
+        for part, reason in (by_error or {}).items()
+        for name, error in outcome.failed.items()
+        if part in error
+    }
+    reasons = {**of_error, **reasons}
     unexplained = outcome.failed.keys() - reasons.keys()
     print(f"{what}: {len(outcome.passed)} passed, {len(outcome.failed)} failed, {len(outcome.skipped)} skipped")
     for name, error in outcome.failed.items():

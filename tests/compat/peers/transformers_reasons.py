@@ -20,3 +20,11 @@ REASONS = {
 }
 
 REASON_OF = {case: reason for reason, cases in REASONS.items() for case in cases.split()}
+
+BY_ERROR = {
+    "https://huggingface.co": "asks the Hub",
+    "No API key configured": "needs an account of wandb",
+    "No module named 'run_translation'": "needs the examples of transformers' repository",
+    "is not in the installed version of transformers": "is of an older version of transformers",
+}
+"""The reason of cases whose error has a text in it."""
