@@ -24,10 +24,12 @@ def test_it_has_what_partial_state_has_and_more() -> None:
 
 
 def test_which_process_it_is_and_their_group_are_known_after_a_reset() -> None:
-    state = AcceleratorState()
+    accelerator = Accelerator()
+    state = accelerator.state
     AcceleratorState._reset_state()
     state.wait_for_everyone()
     state.destroy_process_group()
+    assert (accelerator.is_main_process, accelerator.is_local_main_process) == (True, True)
     assert (state.is_main_process, state.is_local_main_process, state.is_last_process) == (True, True, True)
 
 

@@ -68,6 +68,16 @@ class AcceleratorCore(RankOperations):
         return int(self.state.local_process_index)
 
     @property
+    def is_main_process(self) -> bool:
+        """Whether this is process 0 of the run."""
+        return self.state.is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is process 0 of its machine."""
+        return self.state.is_local_main_process
+
+    @property
     def mixed_precision(self) -> str:
         """The precision in force: "no", "fp16", "bf16" or "fp8"."""
         return self.state.mixed_precision
