@@ -15,13 +15,13 @@ REASONS = {
         test_modeling_utils.py::test_infer_auto_device_map_on_t0pp""",
     "replaces names inside accelerate's own module": """
         test_accelerator.py::test_prepare_model_8bit_cpu_offload_raises_valueerror_not_typeerror""",
+    "at times one process takes the last number, and over gloo waits for the other, which found none and has ended": """
+        scripts/test_notebook.py::test_fault_tolerant""",
     "needs GPUs: it gives DistributedDataParallel device_ids": "scripts/test_ddp_comm_hook.py",
     "needs GPUs: it reads their peak memory": "scripts/external_deps/test_peak_memory_usage.py",
     "needs GPUs: its process group is of nccl": "scripts/external_deps/test_zero3_integration.py",
     "needs version 1 of FSDP, whose state dict has whole tensors": "scripts/test_merge_weights.py",
     "sequence parallelism is not supported": "scripts/external_deps/test_ds_alst_ulysses_sp.py",
-    "its second half gives two Accelerators a DeepSpeed plugin each, which is not supported; the first passes": """
-        scripts/external_deps/test_ds_multiple_model.py""",
     "asks how much memory the whole machine has free": """
         test_accelerator.py::test_free_memory_dereferences_prepared_components""",
 }

@@ -37,6 +37,7 @@ class Run:
         call: Functions to call instead of its main part, which leaves them out where there is no GPU.
         needs: Packages that it imports and this project does not.
         launched: Whether two processes run it; else one runs it, and it starts others itself.
+        seconds: The time it may take.
     """
 
     script: str
@@ -44,6 +45,13 @@ class Run:
     call: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     launched: bool = True
+    seconds: float = TIME_LIMIT
+
+    @property
+    def reason(self) -> str | None:
+        """Why it may fail; None for no reason."""
+        script = f"scripts/{self.script}.py"
+        return REASON_OF.get(script) or REASON_OF.get("::".join((script, *self.call)))
 
     @property
     def name(self) -> str:
@@ -57,7 +65,16 @@ RUNS = (
     Run("test_sync"),
     Run("test_ops"),
     Run("test_distributed_data_loop", needs=("torchdata",)),
-    Run("test_notebook", launched=False),
+    Run(
+        "test_notebook",
+        call=(
+            *("test_can_initialize", "test_clean_cuda_fork", "test_static_rdzv_backend", "test_c10d_rdzv_backend"),
+            "test_monitoring",
+        ),
+        launched=False,
+    ),
+    Run("test_notebook", call=("test_problematic_imports",), needs=("bitsandbytes",), launched=False),
+    Run("test_notebook", call=("test_fault_tolerant",), launched=False, seconds=60.0),
     Run("test_cli"),
     Run("test_ddp_comm_hook"),
     Run("test_merge_weights"),
@@ -108,10 +125,10 @@ def outcome(run: Run, folder: Path) -> str:
     with (folder / "errors").open("w+") as errors:
         try:
             done = subprocess.run(
-                command, cwd=folder, env=variables, stdout=subprocess.DEVNULL, stderr=errors, timeout=TIME_LIMIT
+                command, cwd=folder, env=variables, stdout=subprocess.DEVNULL, stderr=errors, timeout=run.seconds
             )
         except subprocess.TimeoutExpired:
-            return f"no end after {TIME_LIMIT:.0f} s"
+            return f"no end after {run.seconds:.0f} s"
         errors.seek(0)
         return errors.read()[-4000:] or "no message" if done.returncode else ""
 
@@ -131,10 +148,9 @@ def main(names: list[str]) -> int:
                 print(f"{run.name}: not run, needs the package {', '.join(missing)}", flush=True)
                 continue
             problem = outcome(run, folder)
-            reason = REASON_OF.get(f"scripts/{run.script}.py")
             passed += not problem
-            unexplained += bool(problem) and reason is None
-            print(f"{run.name}: {f'failed: {reason or problem}' if problem else 'passed'}", flush=True)
+            unexplained += bool(problem) and run.reason is None
+            print(f"{run.name}: {f'failed: {run.reason or problem}' if problem else 'passed'}", flush=True)
     print(f"accelerate {VERSION}: {passed} of {len(chosen)} runs of scripts passed; {unexplained} failed unexplained")
     return 1 if unexplained else 0
 
