@@ -264,6 +264,15 @@ def _blip_2() -> Any:
     return t.Blip2ForConditionalGeneration(config)
 
 
+def _vipllava() -> Any:
+    vision, text = t.CLIPVisionConfig(**IMAGE), t.LlamaConfig(**DECODER)
+    layers = [-1, -2, 2]  # by default one is the eleventh from the end
+    config = t.VipLlavaConfig(
+        vision_config=vision, text_config=text, image_token_index=150, image_seq_length=16, vision_feature_layers=layers
+    )
+    return t.VipLlavaForConditionalGeneration(config)
+
+
 def _blenderbot() -> Any:
     layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
     sizes = {"d_model": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "vocab_size": 160}
@@ -285,6 +294,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "granitemoehybrid": _granitemoehybrid,
     "paligemma": _paligemma,
     "pi0": _pi0,
+    "vipllava": _vipllava,
     "xmod": lambda: t.XmodForCausalLM(
         t.XmodConfig(**TEXT, default_language="en_XX", languages=("en_XX",), is_decoder=True)
     ),

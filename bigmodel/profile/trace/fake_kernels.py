@@ -94,6 +94,8 @@ def derive(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation by PyTorch's fake kernel, or by a correction of it."""
     if func is aten._grouped_mm.default:
         return _grouped_mm(*args, **kwargs)
+    if func is aten._nested_tensor_from_mask_left_aligned.default:
+        return False  # padded batches of nn.TransformerEncoder stay dense, which takes at least as much
     if func in _RECURRENT:
         return _RECURRENT[func](*args)
     output = func(*args, **kwargs)

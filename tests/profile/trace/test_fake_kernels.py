@@ -213,3 +213,31 @@ def test_the_peak_of_recurrent_layers_is_predicted_to_the_byte(kind: type[nn.RNN
     with torch.inference_mode():
         model(given)
     assert max_memory_allocated(0) - before == profile.weights + profile.dynamic_peaks({}, main=0)[0]
+
+
+class Padded(nn.Module):
+    """PyTorch's own encoder, which asks for nested tensors of padded batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x, src_key_padding_mask=padding)  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_the_plan_of_pytorchs_encoder_holds_for_padded_batches() -> None:
+    model, x, padding = Padded().eval(), torch.randn(3, 9, 16), torch.zeros(3, 9, dtype=torch.bool)
+    padding[1, 5:] = True
+    profile = profile_model(model, sample_inputs={"x": x, "padding": padding}, device_type="virtual")
+    assert profile.unknown == ""
+    before = memory_allocated(0)
+    model.to("virtual:0")
+    given = x.to("virtual:0"), padding.to("virtual:0")
+    gc.collect()
+    reset_peak_memory(0)
+    with torch.inference_mode():
+        model(*given)
+    predicted = profile.weights + profile.dynamic_peaks({}, main=0)[0]
+    assert 0.6 * predicted <= max_memory_allocated(0) - before <= predicted
