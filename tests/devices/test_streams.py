@@ -65,6 +65,20 @@ def test_errors_of_a_small_copy_are_raised_in_the_waiter_and_not_the_submitter()
         event.wait()
 
 
+def test_few_bytes_are_not_copied_behind_what_has_failed() -> None:
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    before = ThreadCopyStream("before").submit(fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        before.wait()
+    copied: list[int] = []
+    event = ThreadCopyStream("test").submit(lambda: copied.append(1), [before], nbytes=1)
+    with pytest.raises(OSError, match="the disk is gone"):
+        event.wait()
+    assert copied == []
+
+
 def test_a_stream_survives_a_fork() -> None:
     stream = ThreadCopyStream("test")
     stream.submit(lambda: None).wait()
