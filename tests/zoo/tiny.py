@@ -269,6 +269,10 @@ class _PromptSession:
     def dtype(self) -> torch.dtype:
         return self.model.dtype  # type: ignore[no-any-return]
 
+    @property
+    def sequences(self) -> int:
+        return self.workload.batch_size
+
     def accepts(self, name: str) -> bool:
         return name in parameters_of(self.model)
 

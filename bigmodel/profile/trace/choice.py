@@ -1,7 +1,8 @@
 """The choice of the next token: what `generate` computes of the last logits, and keeps until its next choice.
 
 Scores are processed, and tokens drawn, as the model's generation config has it: by temperature, top-k, top-p,
-penalties, and tokens that are suppressed. Transformers' own processors run on fake tensors. Beams are not followed.
+penalties, and tokens that are suppressed. Transformers' own processors run on fake tensors. Of beams, the scores, the
+texts and the cache's new order are counted, as an upper bound.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ import torch
 from .session import Session
 
 logger = logging.getLogger(__name__)
+
+TEXTS = 5
+"""Upper bound of the texts of each beam that are kept: going on, ended, and where both come from.
+Twice as many more are there while the next ones are chosen."""
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Returns scores, given the token ids of the text and the scores so far."""
@@ -36,6 +41,8 @@ class Choice:
         self._logits: torch.Tensor | None = None
         self._scores: torch.Tensor | None = None
         self._probabilities: torch.Tensor | None = None
+        self._beams = beams_of(session)
+        self._texts = self._new_texts(TEXTS) if self._beams > 1 else None
 
     @property
     def is_made(self) -> bool:
@@ -52,12 +59,45 @@ class Choice:
             return
         with self._session.recorder.at_inputs():
             self._logits = logits[:, -1, :].to(dtype=torch.float32, copy=True)
+            if self._beams > 1:
+                self._choose_beams(ids, self._logits)
+                return
             self._scores = self._processed(ids, self._logits)
             if self._samples:
                 self._probabilities = torch.softmax(self._scores, -1)
                 torch.multinomial(self._probabilities, 1)
             else:
                 self._scores.argmax(-1)
+
+    def _choose_beams(self, ids: torch.Tensor, logits: torch.Tensor) -> None:
+        self._scores = torch.log_softmax(logits, -1)
+        self._scores = self._processed(ids, self._scores)
+        self._scores = self._scores + self._scores.new_empty(self._scores.shape[0], 1)
+        by_text = self._scores.view(self._scores.shape[0] // self._beams, -1)
+        best = torch.topk(by_text, 2 * self._beams)
+        if self._samples:
+            probabilities = torch.softmax(by_text, -1)
+            drawn = torch.empty_like(probabilities)  # drawing without replacement works on a copy
+            del probabilities, drawn
+        texts = self._new_texts(2 * TEXTS)
+        del best, texts
+
+    def _new_texts(self, copies: int) -> torch.Tensor:
+        """Return memory for `copies` texts of each beam, at full length."""
+        with self._session.recorder.at_inputs():
+            shape = copies, self._session.sequences, self._session.workload.context_length + 1
+            return torch.zeros(shape, dtype=torch.long, device=self._session.device)
+
+    def reorder(self, cache: Any) -> None:
+        """Copy the keys and values of each layer, as when beams take each other's place: one tensor after the other."""
+        if self._beams == 1 or cache is None:
+            return
+        parts = (cache, getattr(cache, "self_attention_cache", None), getattr(cache, "cross_attention_cache", None))
+        for layer in (layer for part in parts for layer in getattr(part, "layers", ())):
+            for held in (getattr(layer, "keys", None), getattr(layer, "values", None)):
+                if isinstance(held, torch.Tensor) and held.numel():
+                    with self._session.recorder.as_unit_of(held):
+                        torch.empty_like(held)
 
     def renew(self) -> None:
         """Make the tensors anew, as another step would."""
@@ -75,6 +115,12 @@ class Choice:
             except Exception:  # whatever it raises for tokens that have no values: it writes into a copy
                 scores = scores.clone()
         return scores
+
+
+def beams_of(session: Session) -> int:
+    """Return how many texts `generate` goes on with for each that it is given, by the model's generation config."""
+    config = getattr(session.model, "generation_config", None)
+    return 1 if chooses_itself(session.model) else max(getattr(config, "num_beams", None) or 1, 1)
 
 
 def settings_of(session: Session) -> Any:

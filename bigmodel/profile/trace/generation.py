@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .choice import Choice, chooses_itself, suppressed_tokens
+from .choice import Choice, beams_of, chooses_itself, suppressed_tokens
 from .image_states import image_states_in, inputs_of_step
 from .inputs import MASK, modalities, padding_mask, token_ids
 from .prompt import Prompt
@@ -47,7 +47,10 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
         media: images and sounds in the prompt, or token ids and their mask. The prompt includes their placeholders,
             and is longer than the workload's if these need more tokens.
     """
-    work = session.workload
+    work, beams = session.workload, beams_of(session)
+    session.sequences *= beams
+    if media is not None and beams > 1:
+        media = {name: each.repeat_interleave(beams, 0) for name, each in media.items()}
     given = None if media is None else Prompt.with_media(session, config, media, work.prompt_length)
     prompt = max(work.prompt_length, 1) if given is None else given.ids.shape[1]
     has_mask = given is not None and given.mask is not None
@@ -174,7 +177,7 @@ class _Loop:
         self.session = session
         self.prompt, self.covered, self.is_padded = prompt, prompt, is_padded
         with real_tensors():
-            ids = token_ids(config, session.workload.batch_size, prompt) if given is None else given.ids
+            ids = token_ids(config, session.sequences, prompt) if given is None else given.ids
         self.media = {} if given is None else given.media
         self.padding = None if given is None else given.mask
         self.ids = session.tokens(prompt, ids)
@@ -289,12 +292,12 @@ class _Loop:
     def _order(self, tokens: int) -> torch.Tensor:
         """Return the positions of the first `tokens` tokens of each sequence."""
         with real_tensors():
-            return torch.arange(tokens).repeat(self.session.workload.batch_size, 1)
+            return torch.arange(tokens).repeat(self.session.sequences, 1)
 
     def _mask(self, tokens: int) -> torch.Tensor:
         """Return the mask of the first `tokens` tokens of each sequence."""
         with real_tensors():
-            batch_size = self.session.workload.batch_size
+            batch_size = self.session.sequences
             if self.is_padded and self.padding is not None:
                 generated = torch.ones(batch_size, tokens - self.prompt, dtype=torch.long)
                 return torch.cat([self.padding, generated], 1)
@@ -329,6 +332,7 @@ class _Loop:
         self._append_chosen()
         returned = cache_in(output)
         self.cache = self.cache if returned is None else returned
+        self.choice.reorder(self.cache)
 
     def _append_chosen(self) -> None:
         """Append the next token for a moment: `generate` does so before it frees the output of the forward."""

@@ -52,7 +52,7 @@ class Prompt:
                 of theirs.
             length: tokens of each sequence; more if the placeholders need them.
         """
-        batch_size = session.workload.batch_size
+        batch_size = session.sequences
         ids = media.get("input_ids")
         others = {name: value for name, value in media.items() if name not in ("input_ids", MASK)}
         fake = session.fake(others, session.dtype)
@@ -90,7 +90,7 @@ def _placeholders(session: Session, config: Any, media: Mapping[str, Any]) -> tu
         taken = {} if encode is None else inspect.signature(encode).parameters
         if encode is not None and placeholder is not None and set(media) & set(taken):
             found = encode(**{name: value for name, value in media.items() if name in taken})
-            return placeholder, sum(each.shape[:-1].numel() for each in _features(found)) // session.workload.batch_size
+            return placeholder, sum(each.shape[:-1].numel() for each in _features(found)) // session.sequences
     return None, 0
 
 

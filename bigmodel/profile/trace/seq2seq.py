@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .choice import Choice
+from .choice import Choice, beams_of
 from .generation import ALTERNATIVE, FURTHER, cache_in, kept_ids
 from .inputs import MASK, padding_mask
 from .session import Session
@@ -72,10 +72,22 @@ class _Loop:
             first = _first_tokens(generation)
             self.first_tokens = [self.session.tokens(first), self.session.tokens(first)]  # given, and of this segment
             self.source = {name: tensor.clone() for name, tensor in self.source.items()}
+        self.session.sequences = self.session.workload.batch_size
         self.encoded = encoder(**self.source, **self.masks)
+        self._repeat(beams_of(self.session))
         self.ids = self.start = self.session.tokens(first)
         self.unfinished = self.session.tokens(1)
         self._run(self.ids.clone())
+
+    def _repeat(self, beams: int) -> None:
+        """Repeat what the encoder returned, and its mask, for each beam."""
+        if beams == 1:
+            return
+        self.session.sequences *= beams
+        for name, value in self.encoded.items():
+            if isinstance(value, torch.Tensor):
+                self.encoded[name] = value.repeat_interleave(beams, 0)
+        self.masks = {name: mask.repeat_interleave(beams, 0) for name, mask in self.masks.items()}
 
     def skip(self, steps: int) -> None:
         """Leave what `steps` steps leave, in one forward."""
@@ -100,6 +112,7 @@ class _Loop:
         )
         self.choice.make(output, self.ids)
         self.cache = cache_in(output)
+        self.choice.reorder(self.cache)
 
 
 def _first_tokens(generation: Any) -> int:

@@ -43,6 +43,7 @@ def fake_clone(
         model: any module, on any device, also meta; not changed. Only the values of integer buffers are read.
         mode: the mode the fake tensors belong to.
         device: device that the fake tensors report.
+        sequences: texts that the model computes at once: the workload's, or as many for each beam.
         dtypes: dtype by `id` of the tensor, for those that will be cast when loaded.
         samples: the blocks to keep of long lists of blocks.
     """
@@ -158,6 +159,7 @@ class Session:
     Attributes:
         recorder: the recorder of its events.
         device: device that the fake tensors report.
+        sequences: texts that the model computes at once: the workload's, or as many for each beam.
         marks: (name, (first event, end), tokens of each sequence) of every phase so far.
     """
 
@@ -167,6 +169,7 @@ class Session:
         self.marks: list[tuple[str, tuple[int, int], int]] = []
         self.recorder = recorder
         self.device = device
+        self.sequences = workload.batch_size
         self._accepted = set(inspect.signature(model.forward).parameters)
 
     def accepts(self, name: str) -> bool:
@@ -218,8 +221,8 @@ class Session:
         self.phase("forward", tokens, run)
 
     def tokens(self, length: int, value: torch.Tensor | None = None) -> torch.Tensor:
-        """Return fake token ids, or other integers per token: int64, (batch, length); zeros unless `value` is given."""
-        fake = torch.zeros(self.workload.batch_size, length, dtype=torch.long, device=self.device)
+        """Return fake token ids, or other integers per token: int64, (sequences, length); zeros, or `value`."""
+        fake = torch.zeros(self.sequences, length, dtype=torch.long, device=self.device)
         if value is not None:
             self.recorder.values.give(fake, value)
         return fake

@@ -57,6 +57,32 @@ def test_the_peak_of_generating_is_predicted_to_the_byte(settings: dict[str, Any
     assert measured == predicted
 
 
+@pytest.mark.parametrize("settings", [{"num_beams": 3}, {"num_beams": 2, "do_sample": True}])
+def test_beams_are_planned_as_texts_of_their_own(settings: dict[str, Any]) -> None:
+    predicted, measured = predicted_and_measured(**{"do_sample": False, **settings})
+    assert 0.95 * predicted <= measured <= predicted
+
+
+def test_beams_of_an_encoder_decoder_share_the_encoder() -> None:
+    torch.manual_seed(0)
+    layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes = {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 4000}
+    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 2}
+    model = t.BartForConditionalGeneration(t.BartConfig(**layers, **sizes, **special)).eval()
+    model.generation_config.update(eos_token_id=10**6, forced_eos_token_id=None, num_beams=4)
+    profile = profile_model(model, batch_size=BATCH, context_length=PROMPT + NEW, new_tokens=NEW, device_type="virtual")
+    before = memory_allocated(DEVICE)
+    model.to(DEVICE)
+    held = memory_allocated(DEVICE) - before
+    ids, mask = torch.full((BATCH, PROMPT), 5).to(DEVICE), padding_mask(BATCH, PROMPT).to(DEVICE)
+    gc.collect()
+    reset_peak_memory(DEVICE)
+    with torch.inference_mode():
+        model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+    predicted = profile.dynamic_peaks({}, main=0)[0]
+    assert 0.95 * predicted <= max_memory_allocated(DEVICE) - before - held <= predicted
+
+
 def test_a_penalty_on_repetition_is_predicted_but_for_one_number() -> None:
     predicted, measured = predicted_and_measured(do_sample=False, repetition_penalty=1.1)
     assert abs(measured - predicted) <= torch.long.itemsize
