@@ -27,7 +27,19 @@ from typing import Any
 
 from .harness import BenchmarkError, Column, Limit, Report, Table
 from .harness.isolate import import_folder
-from .hostile_requests import CHAT, COMPLETIONS, KINDS, LARGEST, Attack, bomb, chat, draw, largest_bodies, post
+from .hostile_requests import (
+    CHAT,
+    COMPLETIONS,
+    KINDS,
+    LARGEST,
+    Attack,
+    bomb,
+    chat,
+    draw,
+    largest_bodies,
+    largest_of_routes,
+    post,
+)
 from .serve_client import exchange, get, positions_held, unchunked
 from .serve_peer import checkpoint
 
@@ -63,8 +75,9 @@ def run(options: argparse.Namespace) -> Report:
         storm = Storm(server, options.seed, largest)
         with asked_for_health(server.port) as health:
             asyncio.run(storm.come(requests, options.at_once))
-        large = list(largest_bodies(server.model, largest).items())[:worst]
-        bodies = [body_row(server, name, raw) for name, raw in large]
+        large = [(name, COMPLETIONS, raw) for name, raw in largest_bodies(server.model, largest).items()]
+        large += [(name, path, raw) for name, (path, raw) in largest_of_routes(server.model, largest).items()]
+        bodies = [body_row(server, *body) for body in large[:worst]]
         gaps = asyncio.run(token_gaps(server, options)) if not options.quick else []
         answered = asyncio.run(server.ask())
         held = asyncio.run(positions_held(server.port))
@@ -276,14 +289,14 @@ class Storm:
 # --- the largest bodies -------------------------------------------------------------------------------
 
 
-def body_row(server: HostileServer, name: str, body: bytes) -> list[Any]:
+def body_row(server: HostileServer, name: str, path: str, body: bytes) -> list[Any]:
     """A row about one body: size, memory over size, slowest /health meanwhile, seconds to the answer, status."""
     before = server.settled()
     server.peak(anew=True)
     with asked_for_health(server.port) as health:
         time.sleep(0.3)  # the other process has begun to ask
         begun = time.perf_counter()
-        status, _ = asyncio.run(send(server.port, Attack(name, post(COMPLETIONS, body))))
+        status, _ = asyncio.run(send(server.port, Attack(name, post(path, body))))
         seconds = time.perf_counter() - begun
     return [name, len(body), max(0.0, (server.peak() - before) / len(body)), health[0], seconds, status]
 

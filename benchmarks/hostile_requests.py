@@ -332,3 +332,36 @@ def largest_bodies(model: str, size: int, prompt: str = "prompt") -> dict[str, b
         "brackets": repeated("prompt", b"[", b"", b""),
         "spaces": repeated("prompt", b" ", b"", b"1"),
     }
+
+
+def largest_of_routes(model: str, size: int) -> dict[str, tuple[str, bytes]]:
+    """Paths and bodies of ``size`` bytes at most, as many parts as each route takes, none of which is wrong."""
+    turns = [{"role": role, "content": [{"type": "text", "text": "1"}] * 4} for role in ("user", "assistant")] * 4000
+    items = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "1"}]},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "2"}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "3"},
+    ] * 2000
+    tools = [
+        {"name": f"f{number}", "input_schema": {"type": "object", "properties": {f"a{n}": {} for n in range(30)}}}
+        for number in range(500)
+    ]
+    long = "1 " * (size // 2 - 200)
+    part = "1 " * (size // 2 // 2048 - 8)
+    user = [{"role": "user", "content": "1"}]
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
+        "messages": (MESSAGES, {"max_tokens": 1, "messages": turns}),
+        "a message": (MESSAGES, {"max_tokens": 1, "messages": [{"role": "user", "content": long}]}),
+        "tools": (MESSAGES, {"max_tokens": 1, "messages": user, "tools": tools}),
+        "tokens of messages": (f"{MESSAGES}/count_tokens", {"messages": turns}),
+        "items": (RESPONSES, {"input": items, "max_output_tokens": 1}),
+        "instructions": (RESPONSES, {"input": "1", "instructions": long, "stream": True}),
+        "texts": (EMBEDDINGS, {"input": [part] * 2048}),
+        "short texts": (EMBEDDINGS, {"input": ["1"] * 2048}),
+        "shortened texts": (EMBEDDINGS, {"input": [part] * 2048, "truncate_prompt_tokens": 2}),
+        "tokens of texts": (EMBEDDINGS, {"input": [[1] * 12] * 2048}),
+        "documents": (RERANK, {"query": "1", "documents": [{"text": part}] * 2048, "max_tokens_per_doc": 2}),
+        "names of tokens": (TOKENIZE, {"prompt": long, "return_token_strs": True}),
+    }
+    return {name: (path, _dumped({"model": model, **body})) for name, (path, body) in asked.items()}

@@ -17,7 +17,7 @@ from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.http.errors import APIError, bad_value
 from bigmodel.server.http.parsing import JSONRoute, OffLoop, in_thread, in_turn
 from bigmodel.server.http.pooled_bodies import EmbeddingsBody
-from bigmodel.server.http.pooled_requests import PooledText, pooled, tokenised, too_long
+from bigmodel.server.http.pooled_requests import PooledText, PooledTexts, pooled, too_long
 from bigmodel.server.http.state import state_of
 from bigmodel.server.text.codec import TextCodec, TooManyTokensError
 
@@ -37,19 +37,20 @@ async def embeddings(body: EmbeddingsBody, http: HTTPRequest) -> Response:
         why = f"'{state.settings.model_name}' scores texts and gives no embeddings; ask /v1/rerank"
         raise APIError(400, why, param="model", code="model_not_supported")
     params = PoolingParams(state.embedding_config().pooling)
-    texts = await _texts(body, params, codec, engine.core.max_length, in_turn(http))
+    texts = _texts(body, params, codec, engine.core.max_length, in_turn(http))
     vectors = await pooled(http, engine, texts)
     width = len(vectors[0])
     if body.dimensions is not None and body.dimensions > width:
         raise bad_value("dimensions", f"the model's vectors have {width} values; at most so many can be kept")
-    count = sum(len(text.tokens) for text in texts)
-    end = json.dumps({"model": state.settings.model_name, "usage": {"prompt_tokens": count, "total_tokens": count}})
+    end = json.dumps(
+        {"model": state.settings.model_name, "usage": {"prompt_tokens": texts.tokens, "total_tokens": texts.tokens}}
+    )
     return _response([finished(each, body) for each in vectors], body.encoding_format, end)
 
 
-async def _texts(
+def _texts(
     body: EmbeddingsBody, params: PoolingParams, codec: TextCodec, longest: int, run: OffLoop
-) -> list[PooledText]:
+) -> PooledTexts[Any]:
     """Tokens of each input: 413 for one that is too long, unless it may be shortened."""
     wanted = body.truncate_prompt_tokens
     keep = None if wanted is None else longest if wanted == -1 else min(wanted, longest)
@@ -66,7 +67,7 @@ async def _texts(
             raise too_long(field, len(tokens), longest)
         return PooledText(tokens, params)
 
-    return await tokenised(given, len, tokenise, run)
+    return PooledTexts(given, len, tokenise, run)
 
 
 def _of_text(codec: TextCodec, text: str, longest: int, keep: int | None, field: str) -> list[int]:
@@ -75,6 +76,7 @@ def _of_text(codec: TextCodec, text: str, longest: int, keep: int | None, field:
             return codec.encode(text, longest=longest)
     except TooManyTokensError as error:
         raise too_long(field, error.least, longest) from error
+    text = codec.shortened(text, keep)
     tokens = codec.encode(text)
     if len(tokens) <= keep:
         return tokens

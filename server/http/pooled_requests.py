@@ -9,7 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request as HTTPRequest
 
@@ -29,6 +29,9 @@ _RETRY_SECONDS = 0.05
 _PART = 64 << 10
 """Bytes of text that are tokenised at once: a client that leaves ends what follows."""
 
+_KEPT = 512 << 10
+"""Bytes of text whose tokens are kept from the first time on."""
+
 
 @dataclass(frozen=True)
 class PooledText:
@@ -38,10 +41,62 @@ class PooledText:
     pooling: PoolingParams
 
 
-async def pooled(http: HTTPRequest, engine: Engine, texts: Seq[PooledText]) -> list[Any]:
+class PooledTexts(Generic[T]):
+    """Texts that are tokenised part by part, beside the event loop: all to find errors, and again when they are computed.
+
+    Tokens of few texts are kept in between. Those of many would take several times their memory.
+
+    Args:
+        given: The texts.
+        size: Bytes of a text, about.
+        tokenise: What is made of a text and its number; raises APIError.
+        run: Where to tokenise.
+    """
+
+    def __init__(
+        self, given: Seq[T], size: Callable[[T], int], tokenise: Callable[[int, T], PooledText], run: OffLoop
+    ) -> None:
+        self._given = given
+        self._size = size
+        self._tokenise = tokenise
+        self._run = run
+        self._kept: dict[int, PooledText] = {}
+        self.tokens = 0
+        """Tokens of all texts, once they are checked."""
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    async def check(self) -> None:
+        """Tokenise all texts once."""
+        begin = held = 0
+        while begin < len(self):
+            end, total = begin, 0
+            while end < len(self) and total < _PART:
+                total += self._size(self._given[end])
+                end += 1
+            texts = await self._run(total, partial(self._each, range(begin, end)))
+            self.tokens += sum(len(text.tokens) for text in texts)
+            held += total
+            if held <= _KEPT:
+                self._kept.update(zip(range(begin, end), texts, strict=True))
+            begin = end
+
+    async def part(self, begin: int, end: int) -> list[PooledText]:
+        """Return the tokens of some texts."""
+        numbers = range(begin, min(end, len(self)))
+        total = sum(self._size(self._given[number]) for number in numbers if number not in self._kept)
+        return await self._run(total, partial(self._each, numbers))
+
+    def _each(self, numbers: range) -> list[PooledText]:
+        return [self._kept.get(number) or self._tokenise(number, self._given[number]) for number in numbers]
+
+
+async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> list[Any]:
     """Return a vector for each text, as tensors on the host.
 
-    The engine is given as many at once as it computes at once. Raises a 429 if there is no place for the first of
+    All are checked before the first is computed. The engine is given as many at once as it computes at once. Raises a
+    429 if there is no place for the first of
     them; the others wait for theirs. Raises ClientGoneError when the client leaves.
     """
     state = state_of(http)
@@ -66,8 +121,9 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: Seq[PooledText]) -> l
 
     async def compute_all() -> None:
         size = engine.core.scheduler.max_sequences
+        await texts.check()
         for begin in range(0, len(texts), size):
-            await compute(begin, texts[begin : begin + size])
+            await compute(begin, await texts.part(begin, begin + size))
 
     await unless_disconnected(http.receive, compute_all())
     return vectors
@@ -81,27 +137,6 @@ async def _submit(engine: Engine, requests: list[Request], *, waits: bool) -> No
             if not waits or error.status != 429:
                 raise
         await asyncio.sleep(_RETRY_SECONDS)
-
-
-async def tokenised(
-    texts: Seq[T], size: Callable[[T], int], tokenise: Callable[[int, T], PooledText], run: OffLoop
-) -> list[PooledText]:
-    """Return what ``tokenise`` makes of each text and its number, a part of them at a time.
-
-    ``size``: bytes of a text, about.
-    """
-    found: list[PooledText] = []
-    while len(found) < len(texts):
-        end, total = len(found), 0
-        while end < len(texts) and total < _PART:
-            total += size(texts[end])
-            end += 1
-        found += await run(total, partial(_each, texts, range(len(found), end), tokenise))
-    return found
-
-
-def _each(texts: Seq[T], part: range, tokenise: Callable[[int, T], PooledText]) -> list[PooledText]:
-    return [tokenise(number, texts[number]) for number in part]
 
 
 def too_long(field: str, tokens: int, longest: int) -> APIError:

@@ -14,7 +14,7 @@ from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.parsing import JSONRoute, OffLoop, in_turn
 from bigmodel.server.http.pooled_bodies import RerankBody
-from bigmodel.server.http.pooled_requests import PooledText, pooled, tokenised, too_long
+from bigmodel.server.http.pooled_requests import PooledText, PooledTexts, pooled, too_long
 from bigmodel.server.http.state import ServerState, state_of
 from bigmodel.server.text.codec import TextCodec
 
@@ -30,7 +30,7 @@ async def rerank(body: RerankBody, http: HTTPRequest) -> dict[str, Any]:
     engine, codec = state.ready_engine(generating=False)
     state.check_model(body.model)
     _check_scores(state)
-    texts = await _pairs(body, codec, engine.core.max_length, in_turn(http))
+    texts = _pairs(body, codec, engine.core.max_length, in_turn(http))
     found = relevance(torch.stack(await pooled(http, engine, texts))[:, 0], state.model.config)
     order = sorted(range(len(found)), key=lambda index: (-found[index], index))[: body.top_n]
     documents = body.texts
@@ -42,8 +42,7 @@ async def rerank(body: RerankBody, http: HTTPRequest) -> dict[str, Any]:
         }
         for index in order
     ]
-    tokens = sum(len(text.tokens) for text in texts)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    usage = {"prompt_tokens": texts.tokens, "total_tokens": texts.tokens}
     return {"id": f"rerank-{uuid.uuid4().hex}", "model": state.settings.model_name, "results": results, "usage": usage}
 
 
@@ -63,12 +62,14 @@ def _check_scores(state: ServerState) -> None:
         raise APIError(400, why, param="model", code="model_not_supported")
 
 
-async def _pairs(body: RerankBody, codec: TextCodec, longest: int, run: OffLoop) -> list[PooledText]:
+def _pairs(body: RerankBody, codec: TextCodec, longest: int, run: OffLoop) -> PooledTexts[str]:
     """The query with each document; 413 for a pair that is too long, unless documents may be shortened."""
 
     def pair(number: int, text: str) -> PooledText:
         if body.max_tokens_per_doc is not None:
             text = codec.shortened(text, body.max_tokens_per_doc)
+        if body.truncate_prompt_tokens is not None:
+            text = codec.shortened(text, longest)
         tokens, types = codec.encode_pair(body.query, text)
         if len(tokens) > longest and body.truncate_prompt_tokens is not None:
             own = len(codec.encode(text, add_special_tokens=False))
@@ -77,4 +78,4 @@ async def _pairs(body: RerankBody, codec: TextCodec, longest: int, run: OffLoop)
             raise too_long(f"documents.{number}", len(tokens), longest)
         return PooledText(tokens, PoolingParams("score", tuple(types) if any(types) else None))
 
-    return await tokenised(body.texts, lambda text: len(body.query) + len(text), pair, run)
+    return PooledTexts(body.texts, lambda text: len(body.query) + len(text), pair, run)

@@ -104,9 +104,21 @@ class TextCodec:
         return list(encoded["input_ids"]), list(encoded.get("token_type_ids") or ())
 
     def shortened(self, text: str, tokens: int) -> str:
-        """The beginning of a text that has so many tokens, special ones not counted."""
-        places = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        return text if len(places) <= tokens else text[: places[tokens - 1][1] if tokens > 0 else 0]
+        """The beginning of a text that has so many tokens or a little fewer, special ones not counted."""
+        size = 8 * max(0, tokens) + 64
+        while True:
+            part = text[:size]
+            places = self.tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            # A text cut within a word may have a few tokens more than the same part of the whole text.
+            if len(places) > tokens + 64 or size >= len(text):
+                break
+            size *= 4
+        if len(places) <= tokens:
+            return part
+        kept = max(0, tokens)
+        while kept and places[kept][0] < places[kept - 1][1]:  # within a character of several tokens
+            kept -= 1
+        return part[: places[kept - 1][1]] if kept else ""
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids``; incomplete characters become U+FFFD."""

@@ -199,3 +199,46 @@ def test_special_tokens_have_no_text_but_those_that_are_kept() -> None:
     for kept, text in (({}, "a\ufffdb"), ({end: EOS}, f"a{EOS}\ufffd{EOS}b")):
         detokenizer = Detokenizer(codec, kept=kept)
         assert "".join(detokenizer.add(token) for token in tokens) + detokenizer.flush() == text
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 300])
+def test_a_shortened_text_has_so_many_tokens_and_is_a_beginning(count: int) -> None:
+    codec = TextCodec(tiny_tokenizer())
+    for text in ("in the then " * 500, "ö" * 900, "a"):
+        short = codec.shortened(text, count)
+        whole = codec.encode(text)
+        assert text.startswith(short)
+        assert len(codec.encode(short)) <= count
+        if len(whole) > count + 2:
+            assert codec.encode(short)[: count - 2] == whole[: max(0, count - 2)] if count > 2 else True
+
+
+def test_a_far_longer_text_is_not_tokenised_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, sizes = TextCodec(tiny_tokenizer()), []
+    whole = codec.tokenizer.__class__.__call__
+    monkeypatch.setattr(
+        codec.tokenizer.__class__,
+        "__call__",
+        lambda self, text, *args, **more: sizes.append(len(text)) or whole(self, text, *args, **more),
+    )
+    assert codec.encode(codec.shortened("in the " * 100_000, 4)) == codec.encode("in the in")
+    assert max(sizes) < 10_000
+
+
+def test_pairs_have_the_tokens_of_both() -> None:
+    codec = TextCodec(tiny_tokenizer())
+    tokens, _ = codec.encode_pair("the", "in")
+    assert tokens == codec.encode("the") + codec.encode("in")
+    assert codec.encode_pair("the")[0] == codec.encode("the")
+
+
+def test_names_of_tokens() -> None:
+    codec = TextCodec(tiny_tokenizer())
+    assert codec.pieces(codec.encode("in the")) == ["in", "Ġthe"]
+
+
+def test_the_stop_string_that_was_found_is_known() -> None:
+    checker = StopChecker(("end", "x"))
+    assert checker.found is None
+    checker.push("ax")
+    assert checker.found == "x"
