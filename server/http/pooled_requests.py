@@ -42,7 +42,7 @@ class PooledText:
 
 
 class PooledTexts(Generic[T]):
-    """Texts that are tokenised part by part, beside the event loop: all to find errors, and again when they are computed.
+    """Texts that are tokenised part by part, beside the event loop: all to find errors, and again to be computed.
 
     Tokens of few texts are kept in between. Those of many would take several times their memory.
 
