@@ -139,7 +139,8 @@ def _with_step(begin: Callable[[], Any], step: Callable[[Any], object], found: P
 
 
 def _generate_with(model: Any, new_tokens: int, **inputs: Any) -> None:
-    asked: dict[str, Any] = {"max_new_tokens": new_tokens, "eos_token_id": NEVER, "pad_token_id": 0, "do_sample": False}
+    """Generate as the generation config has it, which is what is planned: by sampling or beams, if it says so."""
+    asked: dict[str, Any] = {"max_new_tokens": new_tokens, "eos_token_id": NEVER, "pad_token_id": 0}
     with warnings.catch_warnings():
         # The embedding may be on the host; the dispatched model accepts inputs on any device.
         warnings.filterwarnings("ignore", message="You are calling .generate")

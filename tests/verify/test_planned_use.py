@@ -105,3 +105,16 @@ def test_a_model_of_unknown_inputs_is_refused() -> None:
     model.main_input_name = "voltages"
     with pytest.raises(PlanError, match="voltages"):
         planned_use(model, found)
+
+
+def test_texts_are_generated_as_the_generation_config_has_it() -> None:
+    model = llama()
+    model.generation_config.update(num_beams=3, do_sample=False)
+    use = planned_use(model, planned(model))
+    rows: set[int] = set()
+    hook = model.model.register_forward_pre_hook(
+        lambda _module, _args, given: rows.add(given["input_ids"].shape[0]), with_kwargs=True
+    )
+    use.whole()
+    hook.remove()
+    assert rows == {6}  # two texts

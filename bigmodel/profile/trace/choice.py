@@ -18,6 +18,9 @@ from .session import Session
 
 logger = logging.getLogger(__name__)
 
+LEAST = ("min_length", "min_new_tokens")
+"""Settings by which texts do not end early: planned as if they held in every step that is recorded."""
+
 TEXTS = 5
 """Upper bound of the texts of each beam that are kept: going on, ended, and where both come from.
 Twice as many more are there while the next ones are chosen."""
@@ -149,10 +152,11 @@ def processors_of(session: Session, config: Any) -> list[Processor]:
         return []
     if not chooses_itself(model):
         ends = getattr(config, "eos_token_id", None)
-        for name in ("min_length", "min_new_tokens"):
-            if ends is not None and (getattr(config, name, None) or 0) > 0:
-                config._eos_token_tensor = session.ids(len(ends) if isinstance(ends, list) else 1)
-                setattr(config, name, session.workload.context_length + 1)  # as if in every step that is recorded
+        if ends is not None and any((getattr(config, name, None) or 0) > 0 for name in LEAST):
+            config._eos_token_tensor = session.ids(len(ends) if isinstance(ends, list) else 1)
+            config.min_length = session.workload.context_length + 1  # `generate` derives it from the new tokens, too
+            if config.min_new_tokens:
+                config.min_new_tokens = config.min_length
         try:
             length = session.workload.prompt_length
             names = "attention_mask", "decoder_attention_mask"
