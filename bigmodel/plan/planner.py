@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,10 @@ from ..devices import (
     HOST,
     DeviceLike,
     accelerators,
-    format_size,
-    free_memory_bytes,
-    memory_allocated,
     parse_size,
-    virtual,
 )
 from ..devices.cgroup import usable_cores
-from ..devices.memory import CachingMemory, caching_memory
+from ..devices.memory import CachingMemory
 from ..errors import PlanError
 from ..limits import DEFAULT_SLOTS, MOST_READERS, READERS
 from ..profile import DtypeLike, Profile, profile_model, profile_source
@@ -37,14 +33,17 @@ from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
 from .memory.assignment import assemble
 from .result.budgets import (
     Key,
+    caching_memories,
     device_name,
     device_type_of,
     is_accelerator,
     read_budgets,
     with_headroom,
+    within_devices,
     without_accelerators,
 )
 from .result.plan import Plan
+from .search.batch import best_batch
 from .search.items import Capacity
 from .search.searcher import OFFLOADS, Searcher, capacity_around, checked_main, greedy_assignment, least_resident
 from .time.cost import CostModel, Objective
@@ -77,7 +76,7 @@ def plan(
     model: nn.Module | Profile | str | os.PathLike[str],
     max_memory: Mapping[DeviceLike, int | str] | None = None,
     strategy: str = "auto",
-    batch_size: int = 1,
+    batch_size: int | None = None,
     context_length: int | None = None,
     dtype: DtypeLike | None = None,
     no_split_module_classes: Iterable[str] | str | None = None,
@@ -119,7 +118,8 @@ def plan(
             GPU's is of the bytes that its allocator reserves, of which tensors take a part (`DevicePlan.unused` is the
             rest); of the device's own context only what passes the budget is kept free (`DevicePlan.context`).
         strategy: one of `STRATEGIES`.
-        batch_size: sequences at once.
+        batch_size: sequences at once. None: 1, or, with the objective "throughput", the number that generates the most
+            tokens per second within the budgets, up to `MOST_SEQUENCES` (see `plan.search.batch`).
         context_length: tokens of a sequence at its end; None: a default; 0: no KV cache and no activations.
         dtype: what floating point parameters will be cast to when loaded; None: as they are.
         no_split_module_classes: class names not to be split; None: find them.
@@ -164,78 +164,147 @@ def plan(
     budgets = read_budgets(max_memory)
     caching = caching_memories(budgets, machine)
     budgets, lowered = within_devices(budgets, caching)
-    profile = _profile(
-        model,
-        dtype=dtype,
-        no_split_module_classes=no_split_module_classes,
-        device_type=device_type_of(budgets),
-        batch_size=batch_size,
-        context_length=context_length,
-        new_tokens=new_tokens,
-        sample_inputs=sample_inputs,
-        host_kernels=host_kernels,
-        padded=padded,
-    )
-    if strict and profile.unknown:
-        raise PlanError(f"{profile.name}: {profile.unknown}; give sample_inputs, the arguments of its forward")
-    offload_dtype = profile.offload_dtype if offload_dtype is None else offload_dtype
-    if offload_dtype is not None:
-        check_choice("offload_dtype", offload_dtype, (*OFFLOAD_DTYPES, None))
-        refuse_twice(offload_dtype, profile.stored_as)
-        profile = replace(profile, offload_dtype=offload_dtype)
     if max_memory is None:
         budgets = with_headroom(budgets)
-    predicted = objective is not None or machine is not None
-    minimised = objective or "latency"
-    label = minimised if predicted and strategy == "auto" else strategy
-    assembled = partial(
-        assemble,
-        profile,
-        budgets=budgets,
-        strategy=label,
-        pinned_memory=None if pinned_memory is None else parse_size(pinned_memory),
-        resident_limit=None if max_memory is None else budgets.get(HOST),
-        notes=lowered,
-    )
-    capacity = Capacity(
+    request = _Request(
         budgets,
-        profile.activations if any(map(is_accelerator, budgets)) else profile.packed_activations,
+        caching,
+        strategy,
+        objective,
+        offload,
+        offload_buffers,
+        offload_dtype,
         slots,
         checked_main(main_device, budgets),
-        host_compute=offload != "stream",
-        expert_cache=None if expert_cache is None else parse_size(expert_cache),
-        readers=reader_count(machine or (known_machine() if predicted else None)),
-        caching=caching,
+        None if expert_cache is None else parse_size(expert_cache),
+        None if pinned_memory is None else parse_size(pinned_memory),
+        resident_limit=None if max_memory is None else budgets.get(HOST),
+        machine=machine,
+        per_pass=per_pass,
+        strict=strict,
+        notes=lowered,
     )
-    if profile.unknown and not profile.phases:
-        cautious = least_resident(profile, capacity, offload_buffers)
-        if cautious is not None:
-            return replace(assembled(cautious, guarded=True), strategy=strategy)
-        capacity = replace(capacity, budgets=without_accelerators(budgets))
-    assignment = greedy_assignment(profile, capacity, strategy, offload_buffers, offload != "compute")
-    streams = any(map(assignment.streamed, range(len(profile.units))))
-    searched = strategy == "auto" and minimised != "fit" and (predicted or streams)
-    if not profile.phases or not (searched or predicted):
-        return assembled(assignment)
-    capacity = capacity_around(assignment, capacity)
-    known = machine or (_this_machine(budgets) if predicted else known_machine())
-    goal = Objective(CostModel(profile, known or nominal_machine()), minimised)
-    searcher = Searcher(profile, goal, offload, offload_buffers)
-    if searched:
-        assignment = searcher.best(capacity, assignment)
-    if searched and main_device is None:
-        assignment = searcher.best_spread(capacity, assignment)
-    if searched and predicted and per_pass and offload == "auto":
-        assignment = searcher.best_per_pass(capacity, assignment)
-    if not predicted:
-        return assembled(assignment)
-    if known is None:
-        return replace(assembled(assignment), notes=(ANOTHER_MACHINE,))
-    return assembled(assignment, prediction=searcher.predict(capacity, assignment))
+
+    def plan_at(batch_size: int) -> Plan:
+        profile = _profile(
+            model,
+            dtype=dtype,
+            no_split_module_classes=no_split_module_classes,
+            device_type=device_type_of(budgets),
+            batch_size=batch_size,
+            context_length=context_length,
+            new_tokens=new_tokens,
+            sample_inputs=sample_inputs,
+            host_kernels=host_kernels,
+            padded=padded,
+        )
+        return request.plan(profile)
+
+    if batch_size is None and objective == "throughput" and sample_inputs is None and not isinstance(model, Profile):
+        return best_batch(plan_at)
+    return plan_at(1 if batch_size is None else batch_size)
 
 
 make_plan = plan
 """The same function under the name it has at the top level, where `bigmodel.plan` is this package."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is asked of a plan beside the model and its workload; the fields are those of `plan`, checked.
+
+    Attributes:
+        caching: devices whose allocators cache.
+        resident_limit: as `Plan.resident_limit`.
+        notes: notes for every plan.
+    """
+
+    budgets: Mapping[Key, int]
+    caching: Mapping[Key, CachingMemory]
+    strategy: str
+    objective: str | None
+    offload: str
+    offload_buffers: bool
+    offload_dtype: str | None
+    slots: int
+    main_device: Key | None
+    expert_cache: int | None
+    pinned_memory: int | None
+    resident_limit: int | None
+    machine: MachineProfile | None
+    per_pass: bool
+    strict: bool
+    notes: tuple[str, ...]
+
+    def plan(self, profile: Profile) -> Plan:
+        """Return the plan of a profile."""
+        if self.strict and profile.unknown:
+            raise PlanError(f"{profile.name}: {profile.unknown}; give sample_inputs, the arguments of its forward")
+        profile = self._with_link_dtype(profile)
+        minimised = self.objective or "latency"
+        assembled = partial(
+            assemble,
+            profile,
+            budgets=self.budgets,
+            strategy=minimised if self.is_predicted and self.strategy == "auto" else self.strategy,
+            pinned_memory=self.pinned_memory,
+            resident_limit=self.resident_limit,
+            notes=self.notes,
+        )
+        capacity = self._capacity(profile)
+        if profile.unknown and not profile.phases:
+            cautious = least_resident(profile, capacity, self.offload_buffers)
+            if cautious is not None:
+                return replace(assembled(cautious, guarded=True), strategy=self.strategy)
+            capacity = replace(capacity, budgets=without_accelerators(self.budgets))
+        assignment = greedy_assignment(
+            profile, capacity, self.strategy, self.offload_buffers, self.offload != "compute"
+        )
+        streams = any(map(assignment.streamed, range(len(profile.units))))
+        searched = self.strategy == "auto" and minimised != "fit" and (self.is_predicted or streams)
+        if not profile.phases or not (searched or self.is_predicted):
+            return assembled(assignment)
+        capacity = capacity_around(assignment, capacity)
+        known = self.machine or (_this_machine(self.budgets) if self.is_predicted else known_machine())
+        goal = Objective(CostModel(profile, known or nominal_machine()), minimised)
+        searcher = Searcher(profile, goal, self.offload, self.offload_buffers)
+        if searched:
+            assignment = searcher.best(capacity, assignment)
+        if searched and self.main_device is None:
+            assignment = searcher.best_spread(capacity, assignment)
+        if searched and self.is_predicted and self.per_pass and self.offload == "auto":
+            assignment = searcher.best_per_pass(capacity, assignment)
+        if not self.is_predicted:
+            return assembled(assignment)
+        if known is None:
+            return replace(assembled(assignment), notes=(ANOTHER_MACHINE,))
+        return assembled(assignment, prediction=searcher.predict(capacity, assignment))
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether seconds are asked for."""
+        return self.objective is not None or self.machine is not None
+
+    def _with_link_dtype(self, profile: Profile) -> Profile:
+        offload_dtype = profile.offload_dtype if self.offload_dtype is None else self.offload_dtype
+        if offload_dtype is None:
+            return profile
+        check_choice("offload_dtype", offload_dtype, (*OFFLOAD_DTYPES, None))
+        refuse_twice(offload_dtype, profile.stored_as)
+        return replace(profile, offload_dtype=offload_dtype)
+
+    def _capacity(self, profile: Profile) -> Capacity:
+        accelerated = any(map(is_accelerator, self.budgets))
+        return Capacity(
+            self.budgets,
+            profile.activations if accelerated else profile.packed_activations,
+            self.slots,
+            self.main_device,
+            host_compute=self.offload != "stream",
+            expert_cache=self.expert_cache,
+            readers=reader_count(self.machine or (known_machine() if self.is_predicted else None)),
+            caching=self.caching,
+        )
 
 
 def _check_choices(strategy: str, objective: str | None, offload: str, machine: MachineProfile | None) -> None:
@@ -258,26 +327,6 @@ def _this_machine(budgets: Mapping[Key, int]) -> MachineProfile | None:
     return measured_machine() if present.issuperset(names) else None
 
 
-def caching_memories(devices: Iterable[Key], machine: MachineProfile | None = None) -> dict[Key, CachingMemory]:
-    """Return what devices take beside tensors, those of them whose allocators cache.
-
-    Args:
-        devices: their keys.
-        machine: the machine to plan for; None: this one, as it was measured, else by nominal figures. Of a device that
-            is in neither, nothing is known: its tensors are counted as they are.
-    """
-    found: dict[Key, CachingMemory] = {}
-    present = set(accelerators())
-    for key in filter(is_accelerator, devices):
-        name = device_name(key)
-        memory = None if machine is None else machine.caching_memory(name)
-        if memory is None and name in present and caching_memory(name) is not None:
-            memory = _measured(name) or caching_memory(name)
-        if memory is not None:
-            found[key] = memory
-    return found
-
-
 def reader_count(machine: MachineProfile | None = None) -> int:
     """Return the number of threads that read from disk: as few as keep it busy.
 
@@ -287,39 +336,6 @@ def reader_count(machine: MachineProfile | None = None) -> int:
     if machine is not None:
         return machine.readers or READERS
     return min(max(usable_cores() // 4, READERS), MOST_READERS)
-
-
-def within_devices(
-    budgets: Mapping[Key, int], caching: Mapping[Key, CachingMemory]
-) -> tuple[dict[Key, int], tuple[str, ...]]:
-    """Return budgets none of which is more than its device can give, and a note of each that was lowered.
-
-    What a device with a caching allocator cannot give are its context and what other programs hold. Devices of other
-    machines, and those that do not cache, keep their budgets.
-
-    Args:
-        budgets: bytes by device key.
-        caching: devices whose allocators cache.
-    """
-    found, notes = dict(budgets), []
-    present = set(accelerators())
-    for key in caching:
-        if device_name(key) not in present:
-            continue
-        most = free_memory_bytes(key) + memory_allocated(key)
-        if budgets[key] > most:
-            found[key] = most
-            notes.append(
-                f"device {key!r} is planned with {format_size(most)} of its {format_size(budgets[key])}: "
-                "its context and other programs take the rest"
-            )
-    return found, tuple(notes)
-
-
-def _measured(name: str) -> CachingMemory | None:
-    """Return what a device of this machine was measured to take; None if it was not, or may have changed since."""
-    known = None if name.startswith(virtual.TYPE) else known_machine()
-    return None if known is None else known.caching_memory(name)
 
 
 def _profile(

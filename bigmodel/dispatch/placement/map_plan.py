@@ -10,7 +10,8 @@ from torch import nn
 from ...devices import HOST, device_key
 from ...plan import Plan, check_device_map
 from ...plan.memory.assignment import Assignment, assemble
-from ...plan.planner import caching_memories, reader_count
+from ...plan.planner import reader_count
+from ...plan.result.budgets import caching_memories
 from ...profile import Profile, UnitProfile, profile_units
 from ...profile.model.tensors import dtype_name
 from ...profile.model.units import UnitModule, is_lookup

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 
-from ...devices import DISK, HOST, DeviceLike, accelerators, format_size, get_max_memory, normalize_device, parse_size
-from ...devices.memory import budget_items
+from ...devices import (
+    DISK,
+    HOST,
+    DeviceLike,
+    accelerators,
+    format_size,
+    free_memory_bytes,
+    get_max_memory,
+    memory_allocated,
+    normalize_device,
+    parse_size,
+    virtual,
+)
+from ...devices.memory import CachingMemory, budget_items, caching_memory
 from ...errors import BudgetError, DeviceError, SizeError
 from ...limits import PLANNED_SHARE, UNKNOWN_SHARE
+from ...profile.machine.machine import MachineProfile
+from ...profile.machine.probe import known_machine
 
 Key = int | str
 """A device as plans and device maps name it: a number for an accelerator, or "cpu", "disk", "mps", "cuda:0", ..."""
@@ -62,6 +76,59 @@ def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> di
         else:
             numbered[number] = _size(device, size)
     return {**dict(sorted(numbered.items())), **get_max_memory(others)}
+
+
+def caching_memories(devices: Iterable[Key], machine: MachineProfile | None = None) -> dict[Key, CachingMemory]:
+    """Return what devices take beside tensors, those of them whose allocators cache.
+
+    Args:
+        devices: their keys.
+        machine: the machine to plan for; None: this one, as it was measured, else by nominal figures. Of a device that
+            is in neither, nothing is known: its tensors are counted as they are.
+    """
+    found: dict[Key, CachingMemory] = {}
+    present = set(accelerators())
+    for key in filter(is_accelerator, devices):
+        name = device_name(key)
+        memory = None if machine is None else machine.caching_memory(name)
+        if memory is None and name in present and caching_memory(name) is not None:
+            memory = _measured(name) or caching_memory(name)
+        if memory is not None:
+            found[key] = memory
+    return found
+
+
+def within_devices(
+    budgets: Mapping[Key, int], caching: Mapping[Key, CachingMemory]
+) -> tuple[dict[Key, int], tuple[str, ...]]:
+    """Return budgets none of which is more than its device can give, and a note of each that was lowered.
+
+    What a device with a caching allocator cannot give are its context and what other programs hold. Devices of other
+    machines, and those that do not cache, keep their budgets.
+
+    Args:
+        budgets: bytes by device key.
+        caching: devices whose allocators cache.
+    """
+    found, notes = dict(budgets), []
+    present = set(accelerators())
+    for key in caching:
+        if device_name(key) not in present:
+            continue
+        most = free_memory_bytes(key) + memory_allocated(key)
+        if budgets[key] > most:
+            found[key] = most
+            notes.append(
+                f"device {key!r} is planned with {format_size(most)} of its {format_size(budgets[key])}: "
+                "its context and other programs take the rest"
+            )
+    return found, tuple(notes)
+
+
+def _measured(name: str) -> CachingMemory | None:
+    """Return what a device of this machine was measured to take; None if it was not, or may have changed since."""
+    known = None if name.startswith(virtual.TYPE) else known_machine()
+    return None if known is None else known.caching_memory(name)
 
 
 def with_headroom(budgets: Mapping[Key, int]) -> dict[Key, int]:

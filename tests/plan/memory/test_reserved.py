@@ -18,7 +18,7 @@ from bigmodel.devices.memory import CachingMemory
 from bigmodel.dispatch import dispatch_model, get_plan, undispatch
 from bigmodel.plan import Plan, plan
 from bigmodel.plan.memory.reserved import ReservedMemory, block_bytes
-from bigmodel.plan.planner import caching_memories
+from bigmodel.plan.result.budgets import caching_memories
 from bigmodel.profile.trace.trace import InitialStorage
 from bigmodel.verify.planned_use import planned_use
 

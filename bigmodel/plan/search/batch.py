@@ -1,0 +1,96 @@
+"""The batch size of a plan for throughput: how many sequences share a fetch of the streamed weights.
+
+A larger batch computes more tokens for each byte that is fetched, but its activations and its KV cache leave less room
+for weights, so that more of them are streamed. Throughput therefore grows with the batch, and falls again from some
+size on. Each that is tried is planned whole, with its own dry run and placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...errors import BudgetError
+from ..result.plan import Plan
+from ..time.cost import UNKNOWN_NEW_TOKENS
+
+MOST_SEQUENCES = 1024
+"""Largest batch that is tried."""
+
+REFINEMENTS = 3
+"""How often the sizes between the best one and its neighbours are halved."""
+
+WITHOUT_PREDICTION = "no time is predicted, so batch_size is 1; give the one to plan for"
+
+
+def tokens_per_second(plan: Plan) -> float:
+    """Return the predicted tokens per second of a whole job: the prompts of a batch, and all steps after them.
+
+    Raises:
+        ValueError: the plan predicts no time.
+    """
+    if plan.prediction is None:
+        raise ValueError(f"the plan of {plan.model} predicts no time")
+    if plan.prediction.prefill is None:
+        return plan.batch_size / plan.prediction.token
+    steps = plan.new_tokens or UNKNOWN_NEW_TOKENS
+    return plan.batch_size * steps / (plan.prediction.prefill + (steps - 1) * plan.prediction.token)
+
+
+def best_batch(plan_at: Callable[[int], Plan], most: int = MOST_SEQUENCES) -> Plan:
+    """Return the plan of most tokens per second.
+
+    Sizes are doubled until one does not fit or two in a row are slower; then those between are tried.
+
+    Args:
+        plan_at: returns the plan of a batch size; raises BudgetError if it does not fit.
+        most: largest size that is tried.
+
+    Raises:
+        BudgetError: a single sequence does not fit.
+    """
+    first = plan_at(1)
+    if first.prediction is None:
+        return replace(first, notes=(*first.notes, WITHOUT_PREDICTION))
+    tried = _Tried(plan_at, first)
+    size, declines = 2, 0
+    while size <= most and declines < 2 and tried.rate(size):
+        declines = declines + 1 if tried.rate(size) < tried.rate(size // 2) else 0
+        size *= 2
+    step = max(tried.best // 2, 1)
+    for _ in range(REFINEMENTS):
+        center = tried.best
+        for neighbour in (center - (step + 1) // 2, center + step, center + (step + 1) // 2):
+            if 1 <= neighbour <= most:
+                tried.rate(neighbour)
+        step = (step + 1) // 2
+    return tried.plans[tried.best]
+
+
+class _Tried:
+    """The sizes that were planned.
+
+    Attributes:
+        plans: by batch size; sizes that do not fit have none.
+        best: the size of most tokens per second.
+    """
+
+    def __init__(self, plan_at: Callable[[int], Plan], first: Plan) -> None:
+        self._plan_at = plan_at
+        self._rates = {1: tokens_per_second(first)}
+        self.plans = {1: first}
+
+    @property
+    def best(self) -> int:
+        return max(self._rates, key=self._rates.__getitem__)
+
+    def rate(self, size: int) -> float:
+        """Return the tokens per second of a size; 0 if it does not fit."""
+        if size not in self._rates:
+            try:
+                self.plans[size] = self._plan_at(size)
+            except BudgetError:
+                self._rates[size] = 0.0
+            else:
+                self._rates[size] = tokens_per_second(self.plans[size])
+        return self._rates[size]

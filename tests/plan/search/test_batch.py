@@ -1,0 +1,106 @@
+"""The batch that generates most tokens per second, beside every batch tried one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from bigmodel.errors import BudgetError
+from bigmodel.plan import Plan, plan
+from bigmodel.plan.result.plan import Prediction
+from bigmodel.plan.search.batch import WITHOUT_PREDICTION, best_batch, tokens_per_second
+
+from ...profile.models import tiny_llama
+from ..machines import machine
+
+SHAPES: dict[str, Any] = {"context_length": 32, "new_tokens": 8}
+MACHINE = machine(link=1e8, host=4e-9)
+
+
+@cache
+def some_plan() -> Plan:
+    return plan(tiny_llama(), {"cpu": "1GB"}, **SHAPES, machine=MACHINE)
+
+
+def with_rate(size: int, rate: float) -> Plan:
+    """A plan of `size` sequences that generates `rate` tokens per second."""
+    return replace(some_plan(), batch_size=size, new_tokens=1, prediction=Prediction(size / rate, 1.0, "the link"))
+
+
+def test_tokens_per_second_count_the_prompt_and_all_steps_after_it() -> None:
+    found = replace(some_plan(), batch_size=4, new_tokens=3, prediction=Prediction(2.0, 0.5, "the link"))
+    assert tokens_per_second(found) == 4 * 3 / (2.0 + 2 * 0.5)
+    forward = replace(found, prediction=Prediction(None, 0.5, "the link"))
+    assert tokens_per_second(forward) == 4 / 0.5
+    with pytest.raises(ValueError, match="predicts no time"):
+        tokens_per_second(replace(found, prediction=None))
+
+
+@pytest.mark.parametrize("peak", [1, 2, 3, 5, 8, 13, 21, 40, 64, 100])
+def test_the_best_batch_is_found_where_throughput_rises_and_falls(peak: int) -> None:
+    def plan_at(size: int) -> Plan:
+        return with_rate(size, 100 / (1 + abs(size - peak) / peak))
+
+    found = best_batch(plan_at)
+    best = tokens_per_second(plan_at(peak))
+    assert tokens_per_second(found) >= 0.95 * best
+
+
+@pytest.mark.parametrize("most", [1, 2, 6, 7, 12, 25])
+def test_the_largest_batch_that_fits_is_found_where_throughput_only_rises(most: int) -> None:
+    tried: list[int] = []
+
+    def plan_at(size: int) -> Plan:
+        tried.append(size)
+        if size > most:
+            raise BudgetError("does not fit")
+        return with_rate(size, float(size))
+
+    assert 0.85 * most <= best_batch(plan_at).batch_size <= most
+    assert len(tried) == len(set(tried)), "each size is planned once"
+
+
+def test_no_batch_larger_than_the_limit_is_tried() -> None:
+    assert best_batch(lambda size: with_rate(size, float(size)), most=8).batch_size == 8
+
+
+def test_the_error_of_a_single_sequence_is_raised() -> None:
+    with pytest.raises(BudgetError, match="fit"):
+        plan(tiny_llama(), {"cpu": "1KB"}, objective="throughput", machine=MACHINE, **SHAPES)
+
+
+def test_without_a_prediction_one_sequence_is_planned_and_the_plan_says_so() -> None:
+    found = best_batch(lambda size: replace(some_plan(), batch_size=size, prediction=None))
+    assert found.batch_size == 1
+    assert WITHOUT_PREDICTION in found.notes
+
+
+@pytest.mark.usefixtures("accelerators")
+class TestPlan:
+    model = tiny_llama(num_hidden_layers=6, hidden_size=128, intermediate_size=256)
+
+    def at(self, budget: int, **options: Any) -> Plan:
+        return plan(self.model, {0: budget, "cpu": "1GB"}, objective="throughput", machine=MACHINE, **SHAPES, **options)
+
+    @pytest.mark.slow
+    def test_throughput_chooses_a_batch_at_least_as_fast_as_every_fixed_one(self, share: float = 0.8) -> None:
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        found = self.at(int(share * weights))
+        fixed = []
+        for size in (1, 4, 8, 12, 16, 24, 32):
+            try:
+                fixed.append(tokens_per_second(self.at(int(share * weights), batch_size=size)))
+            except BudgetError:
+                break
+        assert found.batch_size > 1
+        assert tokens_per_second(found) >= 0.97 * max(fixed)
+        assert found.devices[0].total <= share * weights
+
+    def test_a_batch_that_is_given_is_kept(self) -> None:
+        assert self.at(10**8, batch_size=3).batch_size == 3
+
+    def test_other_objectives_plan_one_sequence(self) -> None:
+        assert plan(self.model, {0: 10**8, "cpu": "1GB"}, machine=MACHINE, **SHAPES).batch_size == 1
