@@ -91,3 +91,6 @@ RENDEZVOUS_PORT = 29500
 SHARD_SIZE = "10GB"
 """Default size of the largest file of weights that an Accelerator saves and that sharded ones are merged into: that of
 accelerate."""
+
+UNKNOWN_NEW_TOKENS = 128
+"""New tokens of a job if their number is not given."""

@@ -6,7 +6,7 @@ Prompts may have any lengths; nothing is padded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,41 +14,58 @@ import torch
 
 from bigmodel.dispatch import get_plan
 from bigmodel.errors import ServeError
-from bigmodel.server.engine.budget import EngineOptions
+from bigmodel.server.engine.budget import EngineOptions, sequences_at_once
 from bigmodel.server.engine.build import build_engine
-from bigmodel.server.engine.scheduling.request import Delta, Event, Failed, Request, SamplingParams
+from bigmodel.server.engine.core import EngineCore
+from bigmodel.server.engine.scheduling.request import Delta, Done, Event, Failed, Request, SamplingParams
+
+Prompt = str | Sequence[int]
+"""A text, or its token ids."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Generated text and tokens of one prompt, and why it ended ("stop" or "length")."""
+    """Generated text and tokens of one prompt, why it ended ("stop" or "length"), and the prompt's tokens."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
+    prompt_tokens: int = 0
 
 
 class _Collected:
-    """A sink that collects the events of one request."""
+    """A sink that collects the events of one request, and appends the request's number to `ended` at its end."""
 
-    def __init__(self) -> None:
-        self.text: list[str] = []
-        self.tokens: list[int] = []
-        self.finish_reason = ""
+    def __init__(self, number: int, ended: list[int]) -> None:
+        self._number, self._ended = number, ended
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._finish_reason = ""
+        self._prompt_tokens = 0
+        self._failure: str | None = None
 
     def put(self, event: Event, /) -> None:
-        if isinstance(event, Failed):
-            raise ServeError(event.message)
         if isinstance(event, Delta):
-            self.text.append(event.text)
-            self.tokens.extend(event.token_ids)
-            self.finish_reason = event.finish_reason or self.finish_reason
+            self._text.append(event.text)
+            self._tokens.extend(event.token_ids)
+            self._finish_reason = event.finish_reason or self._finish_reason
+            return
+        if isinstance(event, Failed):
+            self._failure = event.message
+        elif isinstance(event, Done):
+            self._prompt_tokens = event.prompt_tokens
+        self._ended.append(self._number)
+
+    def outcome(self) -> Generation | ServeError:
+        if self._failure is not None:
+            return ServeError(f"prompt {self._number}: {self._failure}")
+        return Generation("".join(self._text), tuple(self._tokens), self._finish_reason, self._prompt_tokens)
 
 
 def generate_batch(
     model: torch.nn.Module,
     tokenizer: Any,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams],
     *,
     plan: Any = None,
@@ -70,31 +87,109 @@ def generate_batch(
         One `Generation` per prompt, in their order. Each has the tokens it would have if generated alone.
 
     Raises:
-        ServeError: A prompt is empty or too long, or the numbers of prompts and params differ. Nothing is computed.
+        ServeError: A prompt is empty or too long, or the numbers of prompts and params differ: then nothing is
+            computed. Or computing one failed.
     """
-    engine = build_engine(model, tokenizer, plan or get_plan(model), options or EngineOptions())
-    core = engine.core
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     if len(each) != len(prompts):
         raise ServeError(f"{len(prompts)} prompts but {len(each)} params; give one for all or one for each")
-    ids = [core.codec.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
-    for number, tokens in enumerate(ids):
-        _check(number, tokens, core.max_length, core.vocabulary_size)
-    collected = [_Collected() for _ in prompts]
-    for number, (tokens, chosen, sink) in enumerate(zip(ids, each, collected)):
-        core.add(Request(str(number), tokens, chosen, sink))
-    while not core.idle:
-        core.step()
+    core = _core(model, tokenizer, plan, options)
+    ids = [_checked(core, number, prompt) for number, prompt in enumerate(prompts)]
+    found: dict[int, Generation] = {}
+    for number, outcome in _outcomes(core, zip(ids, each, strict=True), len(ids), on_step):
+        if isinstance(outcome, ServeError):
+            raise outcome
+        found[number] = outcome
+    return [found[number] for number in range(len(prompts))]
+
+
+def generate_each(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    prompts: Iterable[tuple[Prompt, SamplingParams]],
+    *,
+    plan: Any = None,
+    options: EngineOptions | None = None,
+) -> Iterator[tuple[int, Generation | ServeError]]:
+    """Yield the continuation of each prompt as soon as it ends, with its number; those that end early come first.
+
+    Prompts are taken as there is room for them, so that there may be any number. One that is empty or too long, or
+    whose computation fails, yields the error in its place; the others go on.
+
+    Args:
+        model: As for `generate_batch`, like the following.
+        tokenizer: Its transformers tokenizer.
+        prompts: Each with its sampling parameters.
+        plan: The plan that gives memory for keys and values.
+        options: Limits of sequences, tokens and key-value memory.
+    """
+    options = options or EngineOptions()
+    plan = plan or get_plan(model)
+    core = _core(model, tokenizer, plan, options)
+    return _outcomes(core, _encoded(core, prompts), 2 * sequences_at_once(plan, options))
+
+
+def _core(model: torch.nn.Module, tokenizer: Any, plan: Any, options: EngineOptions | None) -> EngineCore:
+    return build_engine(model, tokenizer, plan or get_plan(model), options or EngineOptions()).core
+
+
+def _encoded(
+    core: EngineCore, prompts: Iterable[tuple[Prompt, SamplingParams]]
+) -> Iterator[tuple[list[int] | ServeError, SamplingParams]]:
+    for number, (prompt, params) in enumerate(prompts):
+        try:
+            yield _checked(core, number, prompt), params
+        except ServeError as error:
+            yield error, params
+
+
+def _outcomes(
+    core: EngineCore,
+    prompts: Iterable[tuple[list[int] | ServeError, SamplingParams]],
+    at_once: int,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Iterator[tuple[int, Generation | ServeError]]:
+    """Yield the outcome of each prompt with its number; at most `at_once` are unfinished at any time."""
+    left = enumerate(prompts)
+    sinks: dict[int, _Collected] = {}
+    ended: list[int] = []
+    finished, exhausted = 0, False
+    while True:
+        while not exhausted and len(core.requests) < max(at_once, 1):
+            number, (ids, params) = next(left, (-1, ([], None)))
+            if params is None:
+                exhausted = True
+            elif isinstance(ids, ServeError):
+                yield number, ids
+            else:
+                sinks[number] = _Collected(number, ended)
+                core.add(Request(str(number), ids, params, sinks[number]))
+        if core.idle and exhausted and not ended:
+            return
+        if not core.idle:
+            core.step()
+        done, ended[:] = list(ended), []
+        finished += len(done)
         if on_step is not None:
-            on_step(len(prompts) - len(core.requests), len(prompts))
-    return [Generation("".join(c.text), tuple(c.tokens), c.finish_reason) for c in collected]
+            on_step(finished, finished + len(core.requests))
+        for number in done:
+            yield number, sinks.pop(number).outcome()
 
 
-def _check(number: int, tokens: list[int], max_length: int, vocabulary: int) -> None:
+def _checked(core: EngineCore, number: int, prompt: Prompt) -> list[int]:
+    """Return the token ids of a prompt.
+
+    Raises:
+        ServeError: It is empty or too long, or has a token that the model does not know.
+    """
+    tokens = core.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
     if not tokens:
         raise ServeError(f"prompt {number} is empty; give it at least one token")
-    if len(tokens) >= max_length:
-        raise ServeError(f"prompt {number} has {len(tokens)} tokens; at most {max_length - 1} leave room for an answer")
-    wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
+    if len(tokens) >= core.max_length:
+        raise ServeError(
+            f"prompt {number} has {len(tokens)} tokens; at most {core.max_length - 1} leave room for an answer"
+        )
+    wrong = next((token for token in tokens if not 0 <= token < core.vocabulary_size), None)
     if wrong is not None:
-        raise ServeError(f"prompt {number} holds token {wrong}; the model knows tokens 0 to {vocabulary - 1}")
+        raise ServeError(f"prompt {number} holds token {wrong}; the model knows tokens 0 to {core.vocabulary_size - 1}")
+    return tokens

@@ -15,6 +15,8 @@ from bigmodel.errors import ServeError, SizeError
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from bigmodel.plan import Plan
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -83,7 +85,7 @@ def parse_max_memory(text: str | None) -> dict[int | str | torch.device, int | s
 class LoadOptions(TypedDict, total=False):
     """Arguments of ``bigmodel.from_pretrained`` that the command line offers; missing ones have their defaults."""
 
-    device_map: str
+    device_map: str | Plan
     max_memory: Mapping[int | str | torch.device, int | str] | None
     dtype: str
     revision: str | None
@@ -112,10 +114,7 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     progress.begin("looking for the model")
     open_source(model, revision, trust_remote_code=trusted)  # raises before anything is loaded
     progress.begin("loading the tokenizer")
-    try:
-        tokenizer = _tokenizer(model, revision, trusted)
-    except (OSError, ValueError) as error:
-        raise ServeError(f"no tokenizer can be loaded from '{model}': {error}") from error
+    tokenizer = load_tokenizer(model, revision, trusted)
     progress.measure()
     progress.begin("loading the weights")
     with watching(progress.report):
@@ -123,8 +122,15 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     return Loaded(placed, tokenizer, get_plan(placed))
 
 
+def load_tokenizer(model: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Return the tokenizer of a folder, a repository, or a GGUF file. Raises ServeError when there is none."""
+    try:
+        return _tokenizer(model, revision, trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ServeError(f"no tokenizer can be loaded from '{model}': {error}") from error
+
+
 def _tokenizer(model: str, revision: str | None, trust_remote_code: bool) -> Any:
-    """Return the tokenizer of a folder, a repository, or a GGUF file."""
     from transformers import AutoTokenizer
 
     from bigmodel.sources.gguf.model import find_gguf

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 
 def generate(
     model: shared.Model,
-    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; - reads it from standard input.", show_default=False)
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0: greedy.")] = 0.0,
     top_p: Annotated[
@@ -40,17 +44,31 @@ def generate(
     trust_remote_code: shared.RemoteCode = False,
     draft_model: shared.DraftModel = None,
     quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
+    batch_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of PROMPT: a .jsonl file of prompts, one object a line with 'prompt' or 'messages'."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="With --batch-file: the .jsonl file of answers. A second run goes on with it.")
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --batch-file: prompts at once. Default: the fastest by prediction."),
+    ] = None,
 ) -> None:
-    """Continue PROMPT with MODEL; print the text as it is generated, then speed and peak memory on one line."""
+    """Continue PROMPT with MODEL; print the text as it is generated, then speed and peak memory on one line.
+
+    With --batch-file: continue many prompts, as many at once as is fastest within the budgets.
+    """
     from bigmodel.server.engine import EngineOptions, Request, SamplingParams, build_engine
     from bigmodel.server.engine.kv.buffers import GROWTH
-    from bigmodel.server.loading import load_with_draft, parse_max_memory
+    from bigmodel.server.loading import LoadOptions, load_with_draft, parse_max_memory
     from bigmodel.server.text.codec import TextCodec
 
-    text = _text(prompt)
-    loaded = load_with_draft(
-        model,
-        draft_model,
+    params = SamplingParams(max_tokens, temperature, top_p, top_k, seed=seed, stop=tuple(stop or ()))
+    options = LoadOptions(
         device_map=device_map,
         max_memory=parse_max_memory(max_memory),
         dtype=dtype,
@@ -60,23 +78,35 @@ def generate(
         offload_dtype=offload_dtype,
         host_kernels=host_kernels,
         offload_folder=offload_folder,
-        context_length=None if context is None else -(-context // GROWTH) * GROWTH,  # keys and values grow by so many
-        padded=False,  # the one prompt is not
+        padded=False,
     )
+    if batch_file is not None or output is not None or batch_size is not None:
+        from .generate_file import generate_file
+
+        if batch_file is None or output is None:
+            raise typer.BadParameter("--batch-file, --output and --batch-size go together: give the files of both")
+        if prompt is not None or chat or draft_model is not None:
+            raise typer.BadParameter("PROMPT, --chat and --draft-model do not apply to --batch-file; remove them")
+        generate_file(model, batch_file, output, params, options, batch_size, context, quiet)
+        return
+    if prompt is None:
+        raise typer.BadParameter("give PROMPT, or --batch-file and --output")
+    text = _text(prompt)
+    # Keys and values grow by so many tokens.
+    options["context_length"] = None if context is None else -(-context // GROWTH) * GROWTH
+    loaded = load_with_draft(model, draft_model, **options)
     codec = TextCodec(loaded.tokenizer)
     if chat:
         text = codec.render_chat([{"role": "user", "content": text}])
     ids = codec.encode(text, add_special_tokens=not chat)
     # With one stream, batch invariance needs no row padding.
-    options = EngineOptions(max_sequences=1, max_queue=0, prefix_cache=False, row_multiple=1)
-    engine = build_engine(loaded.model, codec, loaded.plan, options, draft_model=loaded.draft_model)
-    params = SamplingParams(
-        _max_new_tokens(len(ids), max_tokens, engine), temperature, top_p, top_k, seed=seed, stop=tuple(stop or ())
-    )
+    limits = EngineOptions(max_sequences=1, max_queue=0, prefix_cache=False, row_multiple=1)
+    engine = build_engine(loaded.model, codec, loaded.plan, limits, draft_model=loaded.draft_model)
+    params = replace(params, max_tokens=_max_new_tokens(len(ids), max_tokens, engine))
     sink = _Events()
     summary = _run(engine, Request("cli", ids, params, sink), sink)
     if not quiet:
-        typer.echo(f"{summary} {_peaks(loaded.model)}")
+        typer.echo(f"{summary} {peaks()}")
 
 
 def _text(prompt: str) -> str:
@@ -144,7 +174,7 @@ def _run(engine: Engine, request: Request, sink: _Events) -> str:
     return f"{tokens} tokens, {rate:.2f} tokens/s after the first, first token after {first - begun:.3f} s,"
 
 
-def _peaks(model: Any) -> str:
+def peaks() -> str:
     """Return the peak memory of every device that stores or computes part of the model, as text."""
     from bigmodel.devices import accelerators
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .model_options import AsJson, BatchSize, Budgets, DType, HostKernels, Model, OffloadDType, Revision
+from .model_options import AsJson, Budgets, DType, HostKernels, Model, OffloadDType, Revision
 from .tables import print_tables
 
 if TYPE_CHECKING:
@@ -18,7 +18,10 @@ def plan(
     model: Model,
     max_memory: Budgets = None,
     dtype: DType = "auto",
-    batch_size: BatchSize = 1,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sequences per batch. Default: 1; with --objective throughput the fastest number."),
+    ] = None,
     context: Annotated[int | None, typer.Option(min=0, help="Final length of a sequence, in tokens.")] = None,
     new_tokens: Annotated[
         int | None, typer.Option(min=0, help="How many of these are generated; default: any number.")
@@ -72,6 +75,7 @@ def plan(
     """Plan MODEL from its config and safetensors headers; no weight is read or downloaded."""
     from bigmodel.plan import make_plan, plan_training
     from bigmodel.plan.result.budgets import device_type_of, read_budgets
+    from bigmodel.plan.search.batch import best_batch
     from bigmodel.profile import meta_model, profile_source
     from bigmodel.profile.trace.inputs import parse_inputs
     from bigmodel.server.loading import parse_max_memory
@@ -86,35 +90,44 @@ def plan(
     if train is not None and budgets is None:
         if plot is not None:
             raise typer.BadParameter("--plot draws a plan under budgets; give --max-memory")
-        _show_memory(model, dtype, revision, train, as_json, (batch_size, context), (ranks, sharding, checkpointing))
+        _show_memory(
+            model, dtype, revision, train, as_json, (batch_size or 1, context), (ranks, sharding, checkpointing)
+        )
         return
     if train is not None:
         if ranks > 1 or checkpointing:
             raise typer.BadParameter("--max-memory plans one process; remove it, or --ranks and --checkpointing")
         skeleton = meta_model(open_source(model, revision), dtype)
-        _show(plan_training(skeleton, budgets, batch_size, context, train), as_json, explain, plot)
+        _show(plan_training(skeleton, budgets, batch_size or 1, context, train), as_json, explain, plot)
         return
-    profile = profile_source(
-        model,
-        dtype=dtype,
-        revision=revision,
-        batch_size=batch_size,
-        context_length=context,
-        new_tokens=new_tokens,
-        sample_inputs=parse_inputs(inputs) if inputs else None,
-        device_type=device_type_of(read_budgets(budgets)),
-        host_kernels=host_kernels,
-        padded=padded,
-    )
-    found = make_plan(
-        profile,
-        budgets,
-        strategy,
-        objective=objective,
-        offload=offload or "stream",
-        offload_dtype=offload_dtype,
-        strict=strict,
-    )
+    sample_inputs = parse_inputs(inputs) if inputs else None
+    device_type = device_type_of(read_budgets(budgets))
+
+    def plan_at(size: int) -> Plan:
+        profile = profile_source(
+            model,
+            dtype=dtype,
+            revision=revision,
+            batch_size=size,
+            context_length=context,
+            new_tokens=new_tokens,
+            sample_inputs=sample_inputs,
+            device_type=device_type,
+            host_kernels=host_kernels,
+            padded=padded,
+        )
+        return make_plan(
+            profile,
+            budgets,
+            strategy,
+            objective=objective,
+            offload=offload or "stream",
+            offload_dtype=offload_dtype,
+            strict=strict,
+        )
+
+    chosen = batch_size is None and objective == "throughput" and sample_inputs is None
+    found = best_batch(plan_at) if chosen else plan_at(batch_size or 1)
     _show(found, as_json, explain, plot)
 
 

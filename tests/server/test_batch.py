@@ -9,6 +9,7 @@ import pytest
 from bigmodel.dispatch import dispatch_model
 from bigmodel.errors import ServeError
 from bigmodel.server import Generation, generate_batch
+from bigmodel.server.batch import generate_each
 from bigmodel.server.engine import EngineOptions, SamplingParams
 
 from .tiny import tiny_model, tiny_tokenizer
@@ -81,3 +82,58 @@ def test_one_fetch_of_a_streamed_block_serves_every_sequence() -> None:
 def test_invalid_prompts_are_refused_before_generation(prompts: Any, params: Any, why: str) -> None:
     with pytest.raises(ServeError, match=why):
         generate(tiny_model(), prompts, params)
+
+
+def test_each_prompt_is_yielded_when_it_ends_and_errors_in_their_place() -> None:
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    lengths = [9, 2, 5]
+    asked: list[tuple[Any, SamplingParams]] = [
+        (prompt, SamplingParams(length, temperature=0.0)) for prompt, length in zip(PROMPTS, lengths, strict=False)
+    ]
+    asked.insert(1, ("", GREEDY))
+    options = EngineOptions(kv_bytes=2**20)
+    found = list(generate_each(model, tokenizer, asked, options=options))
+    assert [number for number, _ in found] == [1, 2, 3, 0]
+    outcomes = dict(found)
+    assert "prompt 1 is empty" in str(outcomes[1])
+    for number in (0, 2, 3):
+        alone = generate_batch(model, tokenizer, [asked[number][0]], asked[number][1], options=options)
+        assert outcomes[number] == alone[0]
+
+
+def test_prompts_are_taken_as_there_is_room_for_them() -> None:
+    taken: list[int] = []
+
+    def prompts() -> Any:
+        for number in range(20):
+            taken.append(number)
+            yield "the cat", GREEDY
+
+    options = EngineOptions(kv_bytes=2**20, max_sequences=2)
+    each = generate_each(tiny_model(), tiny_tokenizer(), prompts(), options=options)
+    next(each)
+    assert len(taken) <= 5
+    assert len(list(each)) == 19
+
+
+def test_a_prompt_whose_step_fails_is_an_error_and_not_an_empty_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bigmodel.server.engine.core import EngineCore
+
+    account = EngineCore._account
+
+    def failing(core: Any, scheduled: Any, rows: Any) -> None:
+        if scheduled.sequence.request.request_id == "1":
+            raise RuntimeError("a planted failure")
+        account(core, scheduled, rows)
+
+    monkeypatch.setattr(EngineCore, "_account", failing)
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    options = EngineOptions(kv_bytes=2**20)
+    found = dict(generate_each(model, tokenizer, [(prompt, GREEDY) for prompt in PROMPTS], options=options))
+    assert [isinstance(found[number], ServeError) for number in range(4)] == [False, True, False, False]
+    with pytest.raises(ServeError, match="prompt 1: computing a step failed"):
+        generate_batch(model, tokenizer, PROMPTS, GREEDY, options=options)
+
+
+def test_no_prompts_have_no_answers() -> None:
+    assert generate(tiny_model(), []) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import PlanError
-from ...limits import GRADIENT_BYTES, READ_AHEAD_BYTES, READERS, STAGING_BYTES
+from ...limits import GRADIENT_BYTES, READ_AHEAD_BYTES, READERS, STAGING_BYTES, UNKNOWN_NEW_TOKENS
 from .budgets import Key, is_accelerator
 
 FORMAT = 7
@@ -290,6 +290,17 @@ class Plan:
     def max_sequences(self) -> int | None:
         """Return the number of sequences that fit at once: see the function `max_sequences`."""
         return max_sequences(self)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Predicted tokens per second of a whole job: the prompts of a batch, and all steps after them. None without a
+        prediction."""
+        if self.prediction is None:
+            return None
+        if self.prediction.prefill is None:
+            return self.batch_size / self.prediction.token
+        steps = self.new_tokens or UNKNOWN_NEW_TOKENS
+        return self.batch_size * steps / (self.prediction.prefill + (steps - 1) * self.prediction.token)
 
     def explain(self) -> str:
         """Return the reasons of the plan in sentences."""

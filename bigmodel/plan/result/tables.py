@@ -87,7 +87,8 @@ def _time(plan: Plan) -> Text:
     assert plan.prediction is not None
     prefill = "" if plan.prediction.prefill is None else f"prefill {plan.prediction.prefill:.3g} s, "
     step = f"{plan.prediction.token:.3g} s per step ({plan.batch_size / plan.prediction.token:.3g} per second)"
-    return Text(f"predicted: {prefill}{step}; bound by {plan.prediction.binds}")
+    job = f", {plan.tokens_per_second:.3g} tokens per second in all" if plan.strategy == "throughput" else ""
+    return Text(f"predicted: {prefill}{step}{job}; bound by {plan.prediction.binds}")
 
 
 def _part_sentences(plan: Plan) -> Iterator[str]:

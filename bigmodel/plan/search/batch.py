@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from ...errors import BudgetError
 from ..result.plan import Plan
-from ..time.cost import UNKNOWN_NEW_TOKENS
 
 MOST_SEQUENCES = 1024
 """Largest batch that is tried."""
@@ -21,20 +20,6 @@ REFINEMENTS = 3
 """How often the sizes between the best one and its neighbours are halved."""
 
 WITHOUT_PREDICTION = "no time is predicted, so batch_size is 1; give the one to plan for"
-
-
-def tokens_per_second(plan: Plan) -> float:
-    """Return the predicted tokens per second of a whole job: the prompts of a batch, and all steps after them.
-
-    Raises:
-        ValueError: the plan predicts no time.
-    """
-    if plan.prediction is None:
-        raise ValueError(f"the plan of {plan.model} predicts no time")
-    if plan.prediction.prefill is None:
-        return plan.batch_size / plan.prediction.token
-    steps = plan.new_tokens or UNKNOWN_NEW_TOKENS
-    return plan.batch_size * steps / (plan.prediction.prefill + (steps - 1) * plan.prediction.token)
 
 
 def best_batch(plan_at: Callable[[int], Plan], most: int = MOST_SEQUENCES) -> Plan:
@@ -77,7 +62,7 @@ class _Tried:
 
     def __init__(self, plan_at: Callable[[int], Plan], first: Plan) -> None:
         self._plan_at = plan_at
-        self._rates = {1: tokens_per_second(first)}
+        self._rates = {1: first.tokens_per_second or 0.0}
         self.plans = {1: first}
 
     @property
@@ -92,5 +77,5 @@ class _Tried:
             except BudgetError:
                 self._rates[size] = 0.0
             else:
-                self._rates[size] = tokens_per_second(self.plans[size])
+                self._rates[size] = self.plans[size].tokens_per_second or 0.0
         return self._rates[size]

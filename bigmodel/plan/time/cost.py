@@ -15,6 +15,7 @@ from functools import cached_property
 from math import inf
 
 from ...devices import DISK, HOST
+from ...limits import UNKNOWN_NEW_TOKENS
 from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
 from ...profile.trace.trace import OUTSIDE
@@ -25,10 +26,6 @@ from .unit_cost import UnitCost
 
 PROMPT_SHARE = 1e-3
 """Weight of the prompt's seconds relative to a step's under "latency": it only breaks ties."""
-
-UNKNOWN_NEW_TOKENS = 128
-"""New tokens of a job if their number is not given."""
-
 
 PASSES = 3
 """Passes to simulate with one link; later passes take as long as the last one. Where several links wait for each other,

@@ -113,3 +113,10 @@ def test_device_numbers_stay_numbers() -> None:
 def test_text_that_is_not_a_plan_is_refused(text: str) -> None:
     with pytest.raises(PlanError):
         Plan.from_json(text)
+
+
+def test_tokens_per_second_count_the_prompt_and_all_steps_after_it() -> None:
+    found = replace(PLAN, batch_size=4, new_tokens=3, prediction=Prediction(2.0, 0.5, "the link"))
+    assert found.tokens_per_second == 4 * 3 / (2.0 + 2 * 0.5)
+    assert replace(found, prediction=Prediction(None, 0.5, "the link")).tokens_per_second == 4 / 0.5
+    assert replace(found, prediction=None).tokens_per_second is None

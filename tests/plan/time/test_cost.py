@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bigmodel.limits import UNKNOWN_NEW_TOKENS
 from bigmodel.plan.memory.assignment import Assignment, host_only
 from bigmodel.plan.time.cost import (
     PROMPT_SHARE,
-    UNKNOWN_NEW_TOKENS,
     CostModel,
     Objective,
     StepTime,
