@@ -122,6 +122,8 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
         for chosen in [*alone, both] if "text" not in modalities(model) else [both, *alone]:
             if chosen:
                 tokens_run = tokens if "input_ids" in chosen else 1
+                if media_in(chosen) and _has_generating_part(model, workload):
+                    yield Use(partial(_use_generating_part, inputs=chosen, tokens=tokens_run), media=media_in(chosen))
                 without = WITHOUT_CACHE if generates else WITHOUT_MEDIA if media and not inputs else ""
                 yield Use(partial(_use_forward, inputs=chosen, tokens=tokens_run), without, media_in(inputs), "forward")
 
@@ -154,6 +156,32 @@ def _generates(model: nn.Module, workload: Workload) -> bool:
     if not workload.cache or not workload.context_length:
         return False
     return not getattr(config, "is_encoder_decoder", False) and not set(CACHES).isdisjoint(parameters_of(model))
+
+
+def _has_generating_part(model: nn.Module, workload: Workload) -> bool:
+    """Return whether a model has a `generate` of its own, which calls that of the language model within, as BLIP-2."""
+    part = getattr(model, "language_model", None)
+    own = next((kind for kind in type(model).__mro__ if "generate" in vars(kind)), None)
+    if own is None or not own.__module__.startswith(type(model).__module__) or not hasattr(part, "generate"):
+        return False
+    return bool(workload.cache) and workload.context_length > 1 and workload.new_tokens != 0
+
+
+def _use_generating_part(session: Session, inputs: Inputs, tokens: int) -> None:
+    """Record a forward of the whole model, and the generation of the language model within, beside these inputs."""
+    given = session.fake(inputs, session.dtype)  # alive throughout
+    _use_forward(session, inputs, tokens)
+    session.marks[-1] = (FURTHER, *session.marks[-1][1:])
+    part: Any = session.model.language_model
+    inner = Session(part, session.recorder, session.workload, session.device)
+    if getattr(part.config, "is_encoder_decoder", False):
+        length = max(session.workload.prompt_length, 1)
+        ids = token_ids(part.config, session.workload.batch_size, length)
+        generate_seq2seq(inner, part.config, session.fake({"input_ids": ids}))
+    else:
+        generate(inner, part.config)
+    session.marks += inner.marks
+    del given
 
 
 def _use_seq2seq(session: Session, source: Inputs) -> None:

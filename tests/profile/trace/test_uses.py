@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 import transformers as t
 from torch import nn
 
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.profile import profile_model, profile_units
 from bigmodel.profile.trace.dry_run import dry_run
 from bigmodel.profile.trace.workload import Workload
+from tests.zoo.families import OTHERS
 
 from ..models import Flat, on_meta, tiny_llama
 
@@ -91,3 +94,24 @@ def test_any_model_runs_on_an_example() -> None:
     model, workload = Flat(), Workload()
     found = dry_run(model, profile_units(model), workload, torch.device("cpu"), example=((torch.ones(2, 3),), {}))
     assert [(phase.name, phase.tokens) for phase in found] == [("forward", 1)]
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_model_that_has_its_language_model_generate_is_planned_with_keys_and_values() -> None:
+    model: Any = OTHERS["blip-2"]().eval()
+    model.generation_config.update(eos_token_id=10**6, pad_token_id=0)
+    profile = profile_model(model, batch_size=2, context_length=40, new_tokens=16, device_type="virtual")
+    assert [phase.name for phase in profile.phases] == ["prefill", "decode"]
+    assert sum(profile.kv_cache) == 2 * 2 * 2 * 40 * 64 * 4  # layers, keys and values, texts, tokens, width, bytes
+    before = memory_allocated(0)
+    model.to("virtual:0")
+    ids = torch.full((2, 24), 5)
+    ids[:, :8] = 150
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.zeros(2, 3, 32, 32)}
+    inputs = {name: value.to("virtual:0") for name, value in inputs.items()}
+    gc.collect()
+    reset_peak_memory(0)
+    with torch.inference_mode():
+        model.generate(**inputs, max_new_tokens=16, do_sample=False)
+    predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
+    assert max_memory_allocated(0) - before <= predicted
