@@ -1,4 +1,4 @@
-"""`bigmodel serve`: an OpenAI-compatible HTTP server over a model of any size."""
+"""`bigmodel serve`: an HTTP server with OpenAI's and Anthropic's interfaces over a model of any size."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def serve(
     ray_address: Cluster = None,
     log_level: Log = LogLevel.INFO,
 ) -> None:
-    """Serve MODEL over HTTP: OpenAI-compatible completions and chat, batched, with a web page at /."""
+    """Serve MODEL over HTTP, batched: OpenAI's and Anthropic's interfaces, embeddings, ranking, and a web page at /."""
     with ending_at_once():  # until the server takes over the signals, there is nothing to undo
         from bigmodel.devices import parse_size
         from bigmodel.server import EngineOptions, Settings

@@ -122,6 +122,10 @@ def _longest(model: torch.nn.Module, codec: TextCodec, plan: Any, runner: Runner
     longest = context_length(model)
     if not isinstance(runner, EncoderRunner):
         return longest
+    for name, module in model.named_modules():
+        # Positions after the padding's are counted from behind it: RoBERTa and its like have fewer than they name.
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding) and module.padding_idx:
+            longest = min(longest, module.num_embeddings - module.padding_idx - 1)
     known = int(getattr(codec.tokenizer, "model_max_length", longest))
     return min(longest, known, (plan.context_length if plan is not None else 0) or longest)
 

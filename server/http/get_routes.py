@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from datetime import datetime, timezone
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -20,8 +21,9 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(http: HTTPRequest) -> dict[str, Any]:
-    """The one model of this server."""
-    return {"object": "list", "data": [_model_entry(state_of(http))]}
+    """The one model of this server, with the fields of OpenAI's list and of Anthropic's."""
+    entry = _model_entry(state_of(http))
+    return {"object": "list", "data": [entry], "has_more": False, "first_id": entry["id"], "last_id": entry["id"]}
 
 
 @router.get("/v1/models/{name:path}")
@@ -33,7 +35,10 @@ async def model(name: str, http: HTTPRequest) -> dict[str, Any]:
 
 
 def _model_entry(state: ServerState) -> dict[str, Any]:
-    entry = {"id": state.settings.model_name, "object": "model", "created": state.created, "owned_by": "bigmodel"}
+    name = state.settings.model_name
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": state.created, "owned_by": "bigmodel"}
+    created = datetime.fromtimestamp(state.created, timezone.utc).isoformat()
+    entry |= {"type": "model", "display_name": name, "created_at": created, "lifecycle": "active"}
     if state.engine is not None:
         entry["max_model_len"] = state.engine.core.max_length
     return entry

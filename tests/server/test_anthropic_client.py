@@ -80,6 +80,12 @@ def test_a_message(client: Any) -> None:
     assert answer.usage.output_tokens == 8
 
 
+def test_the_model_is_listed_and_found(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    found = client.models.retrieve(MODEL)
+    assert (found.id, found.display_name, found.type, found.created_at.year > 2020) == (MODEL, MODEL, "model", True)
+
+
 def test_tokens_are_counted_as_messages_count_them(client: Any) -> None:
     asked: Any = {"system": "Be brief.", "messages": HI, "model": MODEL}
     counted = client.messages.count_tokens(**asked).input_tokens

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.errors import ServeError
@@ -15,7 +17,7 @@ from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
 from bigmodel.server.engine.build import context_length, end_tokens
 from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.loading import load
-from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
+from tests.server.tiny import ask, fresh_tokenizer, tiny_engine, tiny_model, tiny_tokenizer
 
 PER_TOKEN = 2 * 2 * 2 * 16 * 4  # keys and values, layers, heads, dimensions, bytes
 SEQUENCES, CONTEXT = 3, 256
@@ -112,3 +114,17 @@ def test_a_sequence_is_no_longer_than_context_and_memory_allow() -> None:
     engine = tiny_engine(kv_bytes=256 * PER_TOKEN)
     assert engine.core.max_length == 256
     engine.stop()
+
+
+def test_the_longest_text_of_an_encoder_fits_its_positions_and_its_tokenizer() -> None:
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"vocab_size": 300, "intermediate_size": 16, "max_position_embeddings": 50}
+    roberta, bert = RobertaModel(RobertaConfig(**sizes, pad_token_id=1)), BertModel(BertConfig(**sizes))
+
+    def longest(model: Any, tokenizer: Any, **options: Any) -> int:
+        return build_engine(model, tokenizer, options=EngineOptions(kv_bytes=1 << 20, **options)).core.max_length
+
+    assert (longest(roberta, fresh_tokenizer()), longest(bert, fresh_tokenizer())) == (48, 50)
+    short = fresh_tokenizer()
+    short.model_max_length = 20
+    assert (longest(roberta, short), longest(roberta, short, max_length=10)) == (20, 10)
