@@ -95,7 +95,8 @@ class PooledTexts(Generic[T]):
 async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> list[Any]:
     """Return a vector for each text, as tensors on the host.
 
-    All are checked before the first is computed. The engine is given as many at once as it computes at once. Raises a
+    All are checked before the first is computed. The engine is given as many at once as it computes at once, and half
+    as many where it also generates. Raises a
     429 if there is no place for the first of
     them; the others wait for theirs. Raises ClientGoneError when the client leaves.
     """
@@ -121,6 +122,8 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> li
 
     async def compute_all() -> None:
         size = engine.core.scheduler.max_sequences
+        if engine.core.generates:
+            size = max(1, size // 2)  # texts that are generated find a place beside those of one client
         await texts.check()
         for begin in range(0, len(texts), size):
             await compute(begin, await texts.part(begin, begin + size))
