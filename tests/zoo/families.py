@@ -252,6 +252,15 @@ def _glm(model: Any, config: Any, **text: Any) -> Any:
     return model(config(text_config={**GLM_TEXT, **text}, vision_config=vision, **tokens))
 
 
+def _instructblip() -> Any:
+    asks = {**SIZES, "num_hidden_layers": 2, "encoder_hidden_size": 64, "vocab_size": 160}
+    text = t.LlamaConfig(**DECODER).to_dict()
+    config = t.InstructBlipConfig(
+        vision_config=IMAGE, qformer_config=asks, text_config=text, num_query_tokens=8, image_token_index=150
+    )
+    return t.InstructBlipForConditionalGeneration(config)
+
+
 def _blip_2() -> Any:
     text = t.OPTConfig(
         hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=160, word_embed_proj_dim=64,
@@ -292,6 +301,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "glm4v_moe": lambda: _glm(t.Glm4vMoeForConditionalGeneration, t.Glm4vMoeConfig, **GLM_EXPERTS),
     "glm4v_text": lambda: t.Glm4vTextModel(t.Glm4vTextConfig(**GLM_TEXT)),
     "granitemoehybrid": _granitemoehybrid,
+    "instructblip": _instructblip,
     "paligemma": _paligemma,
     "pi0": _pi0,
     "vipllava": _vipllava,

@@ -5,9 +5,9 @@ other methods that start a computation, as ``decode`` does. Such a part or metho
 what it computes to where they were.
 
 Nearly all parts of units are called by their unit alone, and then have nothing to bring. Which ones others call shows
-in the first forward of the model; after that the rest carry nothing any more. Methods that the model calls in its own
-forward, as multimodal models call theirs for the features of an image, bring nothing either if their module has no
-tensors of its own: the units below it do.
+in the first forward of the model; after that the rest carry nothing any more. Some methods the model calls in its own
+forward, as multimodal models call theirs for the features of an image: what these return stays where it is, and they
+bring nothing either if their module has no tensors of its own. The units below it do.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def attach_methods(result: Dispatched, modules: Mapping[str, nn.Module], units: 
         if device is None or forward.weights_on_host or forward.host_or_device is not None:
             continue
         module = modules[name]
-        at_entry = name not in whole and not (module._parameters or module._buffers)
+        at_entry = name not in whole
         for method in methods_of(module):
             _bring(result, module, device, forward.skip_keys, method, running if at_entry else None)
             entries += at_entry
@@ -115,7 +115,10 @@ class _Running(local):
 
 
 class _EntryPoint(AttachedForward):
-    """A method of a module without tensors of its own: brings its inputs unless the model itself calls it."""
+    """A method of the model or of a module around units: what it returns comes back unless the model itself calls it.
+
+    Then it brings its inputs only if the module has tensors of its own.
+    """
 
     def __init__(
         self,
@@ -127,10 +130,13 @@ class _EntryPoint(AttachedForward):
     ) -> None:
         super().__init__(module, device, skip_keys, method)
         self._running = running
+        self._has_tensors = bool(module._parameters or module._buffers)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._running.inside:
-            return self._run(args, kwargs)
+            if not self._has_tensors or self.device is None:
+                return self._run(args, kwargs)
+            return self._run_on(self.device, self._run, args, kwargs)
         return self._running.run(self._enter, args, kwargs)
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

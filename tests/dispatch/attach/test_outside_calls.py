@@ -177,28 +177,36 @@ def test_a_second_method_of_model_and_blocks_is_an_entry_point(
 
 
 class Encoding(nn.Module):
-    """Calls a method of its own in its forward, which returns more than is used."""
+    """Calls a method of its own in its forward, which returns more than is used; may compute with a tensor of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_tensor: bool) -> None:
         super().__init__()
         self.encoder, self.decoder = nn.Linear(WIDTH, 128 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.full((WIDTH,), 2.0)) if has_tensor else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.decoder(self.features(x)["pooled"])
 
     def features(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        every = self.encoder(x)
+        every = self.encoder(x if self.scale is None else x * self.scale)
         return {"every": every, "pooled": every[:, :WIDTH].clone()}
 
 
 @two
 @exact
-def test_what_a_method_returns_to_the_model_itself_stays_where_it_is_and_comes_back_to_others() -> None:
+@pytest.mark.parametrize("has_tensor", [False, True])
+def test_what_a_method_returns_to_the_model_itself_stays_where_it_is_and_comes_back_to_others(has_tensor: bool) -> None:
     torch.manual_seed(0)
-    model, x = Encoding().eval(), torch.randn(64, WIDTH)
+    model, x = Encoding(has_tensor).eval(), torch.randn(64, WIDTH)
     expected, features = model(x), model.features(x)
     plan = make_plan(model, {0: 2**30}, sample_inputs=(x,))
-    parts = [replace(part, device=index, runs_on=index) for part, index in zip(plan.parts, (1, 0), strict=True)]
+    devices = {"encoder": 1}
+    parts = [
+        replace(
+            part, device=devices.get(part.name, 0), runs_on=devices.get(part.name, 0), returns=part.name == "decoder"
+        )
+        for part in plan.parts
+    ]
     dispatch_model(model, replace(plan, parts=tuple(parts)))
     inputs = x.to(at(0))
     reset_peak_memory(at(0))
