@@ -96,9 +96,8 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> li
     """Return a vector for each text, as tensors on the host.
 
     All are checked before the first is computed. The engine is given as many at once as it computes at once, and half
-    as many where it also generates. Raises a
-    429 if there is no place for the first of
-    them; the others wait for theirs. Raises ClientGoneError when the client leaves.
+    as many where it also generates. Raises a 429 if there is no place for the first of them; the others wait for
+    theirs, and a 504 when the time of a request has passed. Raises ClientGoneError when the client leaves.
     """
     state = state_of(http)
     limit = state.settings.request_timeout
@@ -111,7 +110,7 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> li
         for number, text in enumerate(part):
             params = SamplingParams(max_tokens=0, pooling=text.pooling)
             requests.append(Request(uuid.uuid4().hex, text.tokens, params, mailbox.sink(number), deadline=deadline))
-        await _submit(engine, requests, waits=begin > 0)
+        await _submit(engine, requests, waits=begin > 0, deadline=deadline)
         joined = JoinedRequests(engine, requests, mailbox)
         try:
             async for batch in joined.batches():
@@ -132,13 +131,16 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> li
     return vectors
 
 
-async def _submit(engine: Engine, requests: list[Request], *, waits: bool) -> None:
+async def _submit(engine: Engine, requests: list[Request], *, waits: bool, deadline: float | None) -> None:
     while True:
         try:
             return submit_all(engine, requests)
         except APIError as error:
             if not waits or error.status != 429:
                 raise
+            if deadline is not None and time.monotonic() >= deadline:
+                why = "the request timed out before all of its texts had a place"
+                raise APIError(504, why, code="timeout") from error
         await asyncio.sleep(_RETRY_SECONDS)
 
 
