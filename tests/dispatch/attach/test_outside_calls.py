@@ -177,7 +177,7 @@ def test_a_second_method_of_model_and_blocks_is_an_entry_point(
 
 
 class Encoding(nn.Module):
-    """Calls a method of its own in its forward, which returns more than is used; may compute with a tensor of its own."""
+    """Calls a method of its own in its forward, which returns more than is used, and may have a tensor of its own."""
 
     def __init__(self, has_tensor: bool) -> None:
         super().__init__()
