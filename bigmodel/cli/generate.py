@@ -43,6 +43,7 @@ def generate(
     revision: shared.Revision = None,
     trust_remote_code: shared.RemoteCode = False,
     draft_model: shared.DraftModel = None,
+    prompt_lookup: shared.PromptLookup = 0,
     quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
     batch_file: Annotated[
         Path | None,
@@ -100,7 +101,7 @@ def generate(
         text = codec.render_chat([{"role": "user", "content": text}])
     ids = codec.encode(text, add_special_tokens=not chat)
     # With one stream, batch invariance needs no row padding.
-    limits = EngineOptions(max_sequences=1, max_queue=0, prefix_cache=False, row_multiple=1)
+    limits = EngineOptions(1, max_queue=0, prefix_cache=False, row_multiple=1, prompt_lookup=prompt_lookup)
     engine = build_engine(loaded.model, codec, loaded.plan, limits, draft_model=loaded.draft_model)
     params = replace(params, max_tokens=_max_new_tokens(len(ids), max_tokens, engine))
     sink = _Events()

@@ -18,6 +18,9 @@ _OFFLOAD_FOLDER = typer.Option(
     help="Folder for weights on disk that the checkpoint lacks in the needed form, such as quantised ones."
 )
 _DRAFT = typer.Option(help="Draft model for speculative decoding; must share the tokenizer.")
+_PROMPT_LOOKUP = typer.Option(
+    min=0, help="Tokens proposed per step by what followed the last ones earlier in the text, without a model; 0: none."
+)
 
 Model: TypeAlias = Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")]
 Revision: TypeAlias = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
@@ -30,5 +33,6 @@ OffloadDType: TypeAlias = Annotated[str | None, _OFFLOAD_DTYPE]
 HostKernels: TypeAlias = Annotated[str, _HOST_KERNELS]
 OffloadFolder: TypeAlias = Annotated[str | None, _OFFLOAD_FOLDER]
 DraftModel: TypeAlias = Annotated[str | None, _DRAFT]
+PromptLookup: TypeAlias = Annotated[int, _PROMPT_LOOKUP]
 BatchSize: TypeAlias = Annotated[int, typer.Option(min=1, help="Sequences per batch.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -91,6 +91,7 @@ def serve(
     batch_invariant: Invariant = True,
     draft_model: shared.DraftModel = None,
     draft_tokens: DraftTokens = 4,
+    prompt_lookup: shared.PromptLookup = 0,
     request_timeout: RequestTimeout = None,
     drain_timeout: DrainTimeout = 30.0,
     max_body: Body = None,
@@ -111,7 +112,15 @@ def serve(
         kv_bytes = None if kv_memory is None else parse_size(kv_memory)
         rows: int | str = "auto" if batch_invariant else 1
         engine = EngineOptions(
-            max_sequences, max_batch_tokens, max_queue, kv_bytes, max_model_len, prefix_cache, rows, draft_tokens
+            max_sequences,
+            max_batch_tokens,
+            max_queue,
+            kv_bytes,
+            max_model_len,
+            prefix_cache,
+            rows,
+            draft_tokens,
+            prompt_lookup=prompt_lookup,
         )
         name = served_model_name or display_name(model)
         settings = Settings(

@@ -36,6 +36,7 @@ class EngineOptions:
         row_multiple: Padding of packed rows, see :mod:`bigmodel.server.engine.compute.host_linear`; 1 is fastest for a
             single stream and gives up equal bits alone and in a batch.
         draft_tokens: Tokens that a draft model proposes in a step.
+        prompt_lookup: Tokens that are proposed in a step by what followed the last ones earlier in the text; 0: none.
         host_linear: Library of float32 products on the host, see the same module.
     """
 
@@ -48,6 +49,7 @@ class EngineOptions:
     row_multiple: int | str = "auto"
     draft_tokens: int = 4
     host_linear: HostLinear = "auto"
+    prompt_lookup: int = 0
 
 
 @dataclass(frozen=True)

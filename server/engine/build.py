@@ -11,8 +11,9 @@ import torch
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.budget import EngineOptions, kv_budget, sequences_at_once, tokens_of_a_step
 from bigmodel.server.engine.compute.choose_runner import choose_runner
-from bigmodel.server.engine.compute.draft import ModelDrafter
+from bigmodel.server.engine.compute.draft import Drafter, ModelDrafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner, generates
+from bigmodel.server.engine.compute.prompt_lookup import PromptLookup
 from bigmodel.server.engine.compute.runner import PackedRunner, Runner
 from bigmodel.server.engine.core import EngineCore
 from bigmodel.server.engine.engine import Engine
@@ -86,14 +87,21 @@ def kv_maker(runner: Runner, positions: int) -> Callable[[], SequenceKV]:
 
 def make_drafter(
     model: torch.nn.Module, draft_model: torch.nn.Module | None, options: EngineOptions, runner: Runner
-) -> ModelDrafter | None:
-    """The drafter of ``draft_model``; None without one. Raises ServeError for a draft model that cannot be used."""
-    if draft_model is None:
+) -> Drafter | None:
+    """The drafter of ``draft_model``, or that of prompt lookup; None without either.
+
+    Raises ServeError for a draft model that cannot be used, and for both.
+    """
+    if draft_model is None and not options.prompt_lookup:
         return None
+    if draft_model is not None and options.prompt_lookup:
+        raise ServeError("a draft model and prompt lookup both propose tokens; give one of them")
     if not isinstance(runner, PackedRunner):
         raise ServeError(
-            "a draft model needs a model that is computed in packed batches; this one is computed one by one"
+            "proposed tokens need a model that is computed in packed batches; this one is computed one by one"
         )
+    if draft_model is None:
+        return PromptLookup(options.prompt_lookup)
     if vocabulary_size(draft_model) != vocabulary_size(model):
         raise ServeError(
             f"the draft model has {vocabulary_size(draft_model)} tokens, the model {vocabulary_size(model)}; "

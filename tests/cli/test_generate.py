@@ -50,6 +50,12 @@ def test_text_then_numbers() -> None:
     )
 
 
+def test_prompt_lookup_changes_no_token() -> None:
+    plain, _ = run("the cat the cat the", "--max-tokens", "20")
+    looked_up, _ = run("the cat the cat the", "--max-tokens", "20", "--prompt-lookup", "4")
+    assert looked_up == plain
+
+
 def test_memory_is_planned_for_the_given_context(loaded: dict[str, Any]) -> None:
     run("the cat", "--max-tokens", "2")
     assert loaded["context_length"] is None
