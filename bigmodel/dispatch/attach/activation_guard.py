@@ -30,7 +30,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...devices import PeakMeter, accelerators, format_size, is_accelerator, normalize_device, torch_device
+from ...devices import (
+    PeakMeter,
+    accelerators,
+    format_size,
+    is_accelerator,
+    memory_allocated,
+    normalize_device,
+    torch_device,
+)
 from ...devices.forks import new_rlock
 from ...devices.nested import iter_leaves
 from ...errors import BudgetError, DispatchError
@@ -98,7 +106,7 @@ class ActivationGuard:
         self._measuring = _Measuring(self._result.plan, args, kwargs)
         try:
             output = compute(args, kwargs)
-            measured = self._measuring.end()
+            measured = self._measuring.end(output)
         finally:
             self._measuring = None
         trained = (*self._model.parameters(), *_tensors_in((args, kwargs), set()))
@@ -166,7 +174,9 @@ class _Measuring:
         self._plan = plan
         main = torch_device(plan.main_device)
         given = {storage_key(each): each.nbytes for each in _tensors_in((args, kwargs), set()) if each.device == main}
+        self._given = set(given)
         self._inputs = {plan.main_device: sum(given.values())}
+        self._before = memory_allocated(main) if is_accelerator(plan.main_device) else 0
         present = accelerators()
         keys = [key for key in plan.devices if is_accelerator(key) and normalize_device(key) in present]
         self._meters = {key: PeakMeter(key) for key in keys}
@@ -177,9 +187,21 @@ class _Measuring:
         self._ended[name] = None
         self._peak(f"when {name!r} had run")
 
-    def end(self) -> MeasuredForward:
-        """Return what was measured, now that the forward has ended."""
-        return MeasuredForward(self._peak("when it ended"), tuple(self._ended))
+    def end(self, output: Any) -> MeasuredForward:
+        """Return what was measured, now that the forward has ended with `output`."""
+        return MeasuredForward(self._peak("when it ended") + self._kept(output), tuple(self._ended))
+
+    def _kept(self, output: Any) -> int:
+        """Return the bytes that modules keep on the main device, beside which the next forward runs."""
+        if not is_accelerator(self._plan.main_device):
+            return 0
+        main = torch_device(self._plan.main_device)
+        returned = {
+            storage_key(each): each.untyped_storage().nbytes()
+            for each in _tensors_in(output, set())
+            if each.device == main and storage_key(each) not in self._given
+        }
+        return max(memory_allocated(main) - self._before - sum(returned.values()), 0)
 
     def _peak(self, when: str) -> int:
         """Return the peak of activations so far, inputs included, on the main device.

@@ -113,6 +113,23 @@ def needed() -> int:
     return peak_of(lambda: run(model, odd))
 
 
+class Keeping(Growing):
+    """Keeps a tensor from one forward to the next."""
+
+    def forward(self, odd: Odd) -> torch.Tensor:
+        found = super().forward(odd)
+        self.last = odd.tensor.repeat(16, 1) * found.mean()
+        return found
+
+
+def test_what_modules_keep_is_beside_the_next_forward() -> None:
+    model, odd = Keeping().eval(), inputs()
+    dispatch(model, "1MB")
+    run(model, odd)
+    planned = plan_of(model).devices[0].total
+    assert 0.9 * planned <= peak_of(lambda: [run(model, odd) for _ in range(2)]) <= planned
+
+
 def test_until_the_first_forward_all_is_streamed_through_one_slot() -> None:
     model = dispatch(Growing().eval(), "1MB")
     plan = plan_of(model)
