@@ -117,16 +117,21 @@ def text_of(content: str | list[InputText] | list[InputText | OutputText]) -> st
 
 
 def _item_type(given: Any) -> Any:
-    """The type of an item; one without a type is a message."""
-    return given.get("type") or "message" if isinstance(given, dict) else getattr(given, "type", None)
+    """The tag of an item's type; one without a type is a message."""
+    kind = given.get("type") or "message" if isinstance(given, dict) else getattr(given, "type", None)
+    return f"the type {kind}" if isinstance(kind, str) else None
 
 
 Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[CallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(_item_type),
+    Annotated[MessageItem, Tag("the type message")]
+    | Annotated[CallItem, Tag("the type function_call")]
+    | Annotated[CallOutputItem, Tag("the type function_call_output")]
+    | Annotated[ReasoningItem, Tag("the type reasoning")],
+    Discriminator(
+        _item_type,
+        custom_error_type="item_type",
+        custom_error_message="must be an object of the type message, function_call, function_call_output or reasoning",
+    ),
 ]
 
 

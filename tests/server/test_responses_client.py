@@ -205,7 +205,7 @@ def test_an_answer_is_held_to_a_schema(client: openai.OpenAI) -> None:
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.message.content.0"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
         ({"input": "x" * 5000}, "input"),
         ({"input": []}, "input"),
         ({"max_output_tokens": 5000}, "max_output_tokens"),
