@@ -304,6 +304,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "instructblip": _instructblip,
     "paligemma": _paligemma,
     "pi0": _pi0,
+    "shieldgemma2": _gemma3,
     "vipllava": _vipllava,
     "xmod": lambda: t.XmodForCausalLM(
         t.XmodConfig(**TEXT, default_language="en_XX", languages=("en_XX",), is_decoder=True)
