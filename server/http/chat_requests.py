@@ -51,10 +51,13 @@ class PreparedChat:
         return await respond(http, JoinedRequests(self.engine, [self.request], self.mailbox), answer, stream=stream)
 
 
-async def prepare_chat(body: ChatBody, http: HTTPRequest, *, thinking: bool | None = None) -> PreparedChat:
+async def prepare_chat(
+    body: ChatBody, http: HTTPRequest, *, thinking: bool | None = None, usual_effort: str = "medium"
+) -> PreparedChat:
     """Tokenise a chat, and translate its parameters. Errors name fields of ``ChatBody``.
 
-    ``thinking``: whether the model is to reason; None leaves that to the model.
+    ``thinking``: whether the model is to reason; None leaves that to the model. ``usual_effort``: the effort that is
+    meant where none is given.
     """
     state = state_of(http)
     engine, codec = state.ready_engine()
@@ -62,7 +65,7 @@ async def prepare_chat(body: ChatBody, http: HTTPRequest, *, thinking: bool | No
     if body.max_tokens == 0:
         raise bad_value("max_tokens", "max_tokens must be at least 1")
     check_number(engine, 1, body.n or 1)
-    variables = reasoning_variables(codec, thinking, body.reasoning_effort)
+    variables = reasoning_variables(codec, thinking, body.reasoning_effort, usual_effort)
     prompt = await chat_prompt(body, codec, engine.core.max_length, in_turn(http), variables)
     form = answer_format(body, state, codec, prompt)
     params = sampling_params(

@@ -27,6 +27,9 @@ FIELDS = {
 }
 """Fields of a chat, as patterns, and what they are called here."""
 
+USUAL_EFFORT = "high"
+"""The effort that is meant where none is given."""
+
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _BETWEEN = "\n\n"  # blocks of text, and messages of one role next to each other
 

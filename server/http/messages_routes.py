@@ -12,7 +12,7 @@ from bigmodel.server.answers.anthropic import MessageAnswer
 from bigmodel.server.http.chat_requests import as_chat, fields_named, prepare_chat
 from bigmodel.server.http.engine_requests import chat_prompt
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
-from bigmodel.server.http.messages_chats import FIELDS, chat_fields, thinking_wanted
+from bigmodel.server.http.messages_chats import FIELDS, USUAL_EFFORT, chat_fields, thinking_wanted
 from bigmodel.server.http.parsing import JSONRoute, in_turn
 from bigmodel.server.http.reasoning import reasoning_variables
 from bigmodel.server.http.state import state_of
@@ -26,7 +26,7 @@ async def messages(body: MessagesBody, http: HTTPRequest) -> Response:
     thinking = thinking_wanted(body)
     with fields_named(FIELDS):
         chat = await as_chat(http, lambda: chat_fields(body))
-        prepared = await prepare_chat(chat, http, thinking=thinking)
+        prepared = await prepare_chat(chat, http, thinking=thinking, usual_effort=USUAL_EFFORT)
     hidden = thinking is False or (body.thinking is not None and body.thinking.display == "omitted")
     name, prompt = state_of(http).settings.model_name, prepared.request.prompt
     answer = MessageAnswer(f"msg_{uuid.uuid4().hex[:24]}", name, len(prompt), prepared.form, shows_thinking=not hidden)
@@ -41,6 +41,6 @@ async def count_tokens(body: CountTokensBody, http: HTTPRequest) -> dict[str, in
     state.check_model(body.model)
     with fields_named(FIELDS):
         chat = await as_chat(http, lambda: chat_fields(body))
-        variables = reasoning_variables(codec, thinking_wanted(body), chat.reasoning_effort)
+        variables = reasoning_variables(codec, thinking_wanted(body), chat.reasoning_effort, USUAL_EFFORT)
         prompt = await chat_prompt(chat, codec, engine.core.max_length, in_turn(http), variables)
     return {"input_tokens": len(prompt)}

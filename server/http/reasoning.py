@@ -14,16 +14,21 @@ _SWITCHES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
 
 
-def reasoning_variables(codec: TextCodec, thinking: bool | None, effort: str | None) -> dict[str, bool | str]:
+def reasoning_variables(
+    codec: TextCodec, thinking: bool | None, effort: str | None, usual: str = "medium"
+) -> dict[str, bool | str]:
     """Return the template's variables for whether to reason, and how much.
 
-    400 for an effort where the template has no levels of it, nor a switch for "none".
+    400 for an effort where the template has no levels of it, nor a switch for "none"; but not for the ``usual`` one of
+    an interface, which is the same as none given.
     """
     switches = [name for name in _SWITCHES if has_variable(codec, name)]
     if effort is None:
         return {} if thinking is None else dict.fromkeys(switches, thinking)
     if has_variable(codec, _EFFORT):
         return {_EFFORT: effort, **({} if thinking is None else dict.fromkeys(switches, thinking))}
+    if effort == usual:
+        return {} if thinking is None else dict.fromkeys(switches, thinking)
     if effort == "none" and switches:
         return dict.fromkeys(switches, False)
     why = "the model's chat template has no levels of reasoning"

@@ -95,7 +95,7 @@ def test_tokens_are_counted_as_messages_count_them(client: Any) -> None:
 
 
 def test_a_stream_is_the_whole_message(client: Any) -> None:
-    asked: Any = {"max_tokens": 20, "system": [{"type": "text", "text": "Be brief."}], "temperature": 1, "top_k": 5}
+    asked: Any = {"max_tokens": 20, "system": [{"type": "text", "text": "Be brief."}], "top_k": 5}
     events, message = streamed(client, **asked)
     assert (events[0].type, events[-1].type) == ("message_start", "message_stop")
     assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 20)
@@ -206,6 +206,10 @@ def test_a_call_can_be_required(client: Any, choice: Any) -> None:
         "get_weather",
         True,
     )
+
+
+def test_the_usual_effort_asks_for_nothing(client: Any) -> None:
+    assert shown(ask(client, max_tokens=4, output_config={"effort": "high"})) == shown(ask(client, max_tokens=4))
 
 
 def test_an_answer_is_held_to_a_schema(client: Any) -> None:

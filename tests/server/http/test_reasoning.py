@@ -32,6 +32,9 @@ def codec_of(template: str) -> TextCodec:
         (HARMONY, True, "low", {"reasoning_effort": "low"}),
         (HARMONY, None, None, {}),
         ("", True, None, {}),
+        ("", None, "medium", {}),
+        (QWEN, False, "medium", {"enable_thinking": False}),
+        (HARMONY, None, "medium", {"reasoning_effort": "medium"}),
     ],
 )
 def test_variables(template: str, thinking: bool | None, effort: str | None, found: dict[str, object]) -> None:
@@ -43,6 +46,12 @@ def test_an_effort_that_means_nothing_to_the_template_is_refused(template: str, 
     with pytest.raises(APIError) as refused:
         reasoning_variables(codec_of(template), None, effort)
     assert (refused.value.status, refused.value.param) == (400, "reasoning_effort")
+
+
+def test_another_interface_has_another_usual_effort() -> None:
+    assert reasoning_variables(codec_of(""), None, "high", "high") == {}
+    with pytest.raises(APIError):
+        reasoning_variables(codec_of(""), None, "medium", "high")
 
 
 def test_a_budget_is_of_reasoning_that_ends_with_a_tag() -> None:
