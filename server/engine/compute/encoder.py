@@ -41,7 +41,10 @@ class EncoderRunner:
         self.device = input_device(model)
         self.labels = int(model.config.num_labels) if scores(model) else 0  # type: ignore[union-attr, arg-type]
         parameters = inspect.signature(model.forward).parameters
-        self._takes_mask = "attention_mask" in parameters
+        pad = getattr(model.config, "pad_token_id", None)
+        self._pad = int(pad or 0)
+        # Classifiers over decoders find the end of a text by the padding's token.
+        self._batches = "attention_mask" in parameters and not (self.labels and pad is None)
         self._takes_types = "token_type_ids" in parameters
         self._extra = {"use_cache": False} if "use_cache" in parameters else {}
 
@@ -59,7 +62,7 @@ class EncoderRunner:
         for sequence in sorted(sequences, key=len):
             own = sum(map(len, group)) + len(sequence)
             padded = (len(group) + 1) * len(sequence)
-            if group and (not self._takes_mask or padded > WASTE * own):
+            if group and (not self._batches or padded > WASTE * own):
                 yield group
                 group = []
             group.append(sequence)
@@ -69,9 +72,9 @@ class EncoderRunner:
     def compute(self, group: Seq[Sequence]) -> list[torch.Tensor]:
         """Rows of each sequence, from one forward."""
         longest = max(map(len, group))
-        ids = [[*sequence.request.prompt, *[0] * (longest - len(sequence))] for sequence in group]
+        ids = [[*sequence.request.prompt, *[self._pad] * (longest - len(sequence))] for sequence in group]
         arguments: dict[str, Any] = {"input_ids": torch.tensor(ids, device=self.device), **self._extra}
-        if self._takes_mask:
+        if self._batches:
             mask = [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in group]
             arguments["attention_mask"] = torch.tensor(mask, device=self.device)
         if self._takes_types and any(_types(sequence) for sequence in group):

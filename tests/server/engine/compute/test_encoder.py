@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertForMaskedLM
+from transformers import (
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    LlamaModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.compute.encoder import EncoderRunner, generates, scores
@@ -60,3 +67,42 @@ def test_a_model_with_another_head_says_so() -> None:
     runner = EncoderRunner(encoder(BertForMaskedLM))
     with pytest.raises(ServeError, match="gives neither states nor scores"):
         runner.compute([sequence([1])])
+
+
+SIZES: dict[str, Any] = {
+    **{"vocab_size": 300, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 64},
+}
+
+
+def others(kind: str, pad: int | None) -> Any:
+    """Models whose results depend on which token pads."""
+    torch.manual_seed(0)
+    if kind == "roberta":
+        return RobertaModel(RobertaConfig(**SIZES, pad_token_id=pad)).eval()
+    of = LlamaForSequenceClassification if kind == "classifier" else LlamaModel
+    return of(LlamaConfig(**SIZES, num_labels=1, pad_token_id=pad)).eval()
+
+
+@pytest.mark.parametrize("kind", ["roberta", "decoder", "classifier"])
+@pytest.mark.parametrize("pad", [1, 7])
+def test_padding_changes_nothing(kind: str, pad: int) -> None:
+    check_alone_and_together(others(kind, pad), together=True)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "classifier"])
+def test_without_a_token_that_pads(kind: str) -> None:
+    check_alone_and_together(others(kind, None), together=kind == "decoder")
+
+
+def check_alone_and_together(model: Any, *, together: bool) -> None:
+    prompts = [[20, 30, 40, 50], [60, 70, 80], [90, 100, 110, 120]]
+    with torch.no_grad():
+        own = [model(input_ids=torch.tensor([prompt]))[0] for prompt in prompts]
+    shapes = forwards(model)
+    given = [sequence(prompt) for prompt in prompts]
+    found = EncoderRunner(model).run([ScheduledTokens(each, len(each)) for each in given])
+    assert len(shapes) == (1 if together else 3)
+    for rows, expected in zip(found, own, strict=True):
+        assert rows is not None
+        torch.testing.assert_close(rows, expected.reshape(rows.shape), rtol=1e-4, atol=1e-5)
