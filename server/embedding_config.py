@@ -11,6 +11,7 @@ import torch
 
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.compute.encoder import generates
+from bigmodel.server.engine.compute.hidden import output_layer
 from bigmodel.server.engine.sampling.pooling import PoolingKind
 
 _MODULES = "modules.json"
@@ -36,9 +37,13 @@ def embedding_config(model: torch.nn.Module) -> EmbeddingConfig:
     """Return the configuration of a loaded model.
 
     Raises:
-        ServeError: The model has a head for something else, or its folder asks for a module or a pooling that is not
-            supported.
+        ServeError: The model has no output layer, or a head for something else, or its folder asks for a module or a
+            pooling that is not supported.
     """
+    if generates(model) and output_layer(model) is None:
+        raise ServeError(
+            f"{type(model).__name__} has no output layer of its own, before which its states could be read"
+        )
     if not generates(model) and getattr(model, "base_model", model) is not model:
         raise ServeError(f"{type(model).__name__} has a head for something else; an encoder without one is needed")
     folder = Path(str(getattr(model.config, "name_or_path", "") or ""))

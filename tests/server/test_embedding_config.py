@@ -74,5 +74,12 @@ def test_a_head_for_something_else_is_refused() -> None:
         embedding_config(encoder(BertForMaskedLM))
 
 
+def test_a_decoder_without_an_output_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
+    with pytest.raises(ServeError, match="has no output layer"):
+        embedding_config(model)
+
+
 def test_without_files_decoders_take_the_last_token_and_encoders_the_mean() -> None:
     assert (embedding_config(tiny_model()).pooling, embedding_config(encoder()).pooling) == ("last", "mean")
