@@ -15,7 +15,7 @@ from starlette.responses import Response
 from bigmodel.server.answers.parsers.formats import AnswerFormat
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Request
-from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.engine_requests import (
     answer_format,
     chat_prompt,

@@ -17,8 +17,9 @@ from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError, avail
 from bigmodel.server.engine.sampling.reasoning_budget import ReasoningBudget
 from bigmodel.server.engine.sampling.tool_schema import calls_schema
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
-from bigmodel.server.http.bodies import ChatBody, Message, Sampling
+from bigmodel.server.http.bodies import Sampling
 from bigmodel.server.http.call_arguments import check_arguments
+from bigmodel.server.http.chat_bodies import ChatBody, Message
 from bigmodel.server.http.errors import APIError, bad_value
 from bigmodel.server.http.json_bounds import JSONBoundsError
 from bigmodel.server.http.parsing import ANY_SIZE, OffLoop, in_thread, in_turn, off_loop, turn

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
 from bigmodel.server.http.neutral import NEUTRAL
 from bigmodel.server.http.pooled_bodies import EmbeddingsBody, RerankBody

@@ -5,22 +5,13 @@ A field that could only be ignored is not among them, and so is refused by name.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from bigmodel.server.http.bodies import (
-    MAX_MESSAGES,
-    MAX_STOPS,
-    MAX_TOOLS,
-    Body,
-    FreeObject,
-    FunctionName,
-    Number,
-    StopString,
-    Text,
-    disagrees,
-)
+from bigmodel.server.http.bodies import MAX_STOPS, Body, FreeObject, Number, StopString, Text, disagrees
+from bigmodel.server.http.chat_bodies import MAX_MESSAGES
+from bigmodel.server.http.tool_bodies import FunctionName, few_tools
 
 
 class CacheControl(Body):
@@ -114,12 +105,6 @@ class AnthropicTool(_Cached):
     strict: bool | None = None
 
 
-def _few(given: Any) -> Any:
-    if isinstance(given, list) and len(given) > MAX_TOOLS:
-        raise ValueError(f"has {len(given)} tools; at most {MAX_TOOLS} are accepted")
-    return given
-
-
 class AnthropicToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
     name: Text | None = None
@@ -174,7 +159,7 @@ class CountTokensBody(_Cached):
     model: Text
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: Text | TextBlocks | None = None
-    tools: Annotated[list[AnthropicTool], Field(fail_fast=True), BeforeValidator(_few)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True), BeforeValidator(few_tools)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

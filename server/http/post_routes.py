@@ -10,7 +10,7 @@ from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
 from bigmodel.server.answers.openai import ChatAnswer, CompletionAnswer
-from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.chat_requests import prepare_chat
 from bigmodel.server.http.engine_requests import (
     DEFAULT_COMPLETION_TOKENS,

@@ -6,20 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from bigmodel.server.http.bodies import (
-    BY_SHAPE,
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    MAX_TOP_LOGPROBS,
-    Body,
-    FreeObject,
-    FunctionName,
-    Labels,
-    Number,
-    ReasoningEffort,
-    Text,
-    disagrees,
-)
+from bigmodel.server.http.bodies import BY_SHAPE, MAX_TOP_LOGPROBS, Body, FreeObject, Labels, Number, Text, disagrees
+from bigmodel.server.http.chat_bodies import MAX_MESSAGES, ReasoningEffort
+from bigmodel.server.http.tool_bodies import FunctionName, few_tools
 
 Status = Literal["in_progress", "completed", "incomplete"]
 NoItems = Annotated[list[None], Field(max_length=0)]
@@ -146,12 +135,6 @@ class FunctionTool(Body):
     strict: bool | None = None
 
 
-def _few(given: Any) -> Any:
-    if isinstance(given, list) and len(given) > MAX_TOOLS:
-        raise ValueError(f"has {len(given)} tools; at most {MAX_TOOLS} are accepted")
-    return given
-
-
 class NamedFunction(Body):
     type: Literal["function"]
     name: Text
@@ -207,7 +190,7 @@ class ResponsesBody(Body):
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(_few)] | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(few_tools)] | None = None
     tool_choice: FunctionChoice | None = None
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None

@@ -6,7 +6,9 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from bigmodel.server.http.bodies import Body, Messages, TemplateFields, Text, TokenId, ToolList, disagrees
+from bigmodel.server.http.bodies import Body, Text, TokenId, disagrees
+from bigmodel.server.http.chat_bodies import Messages, TemplateFields
+from bigmodel.server.http.tool_bodies import ToolList
 
 _OF_CHATS = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 

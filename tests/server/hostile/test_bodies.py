@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.errors import APIError, from_validation
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
 from bigmodel.server.http.pooled_bodies import EmbeddingsBody, RerankBody

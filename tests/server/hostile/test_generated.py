@@ -30,7 +30,7 @@ from bigmodel.benchmarks.hostile_requests import (
     largest_bodies,
     post,
 )
-from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
 from bigmodel.server.http.pooled_bodies import EmbeddingsBody, RerankBody
 from bigmodel.server.http.responses_bodies import ResponsesBody

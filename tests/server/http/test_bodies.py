@@ -12,17 +12,9 @@ import httpx
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from bigmodel.server.http.bodies import (
-    MAX_STOP_LENGTH,
-    ChatBody,
-    FreeObject,
-    Message,
-    Number,
-    StopString,
-    Text,
-    TokenId,
-    Tool,
-)
+from bigmodel.server.http.bodies import MAX_STOP_LENGTH, FreeObject, Number, StopString, Text, TokenId
+from bigmodel.server.http.chat_bodies import ChatBody, Message
+from bigmodel.server.http.tool_bodies import Tool
 from tests.server.live import MODEL
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from bigmodel.server import Settings
 from bigmodel.server.engine import Engine, Failed, SamplingParams
-from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.engine_requests import (
     chat_prompt,
     check_number,

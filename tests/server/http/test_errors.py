@@ -14,7 +14,8 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from bigmodel.server.http.bodies import Body, ChatBody
+from bigmodel.server.http.bodies import Body
+from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.errors import APIError, bad_value, from_validation, unreadable
 from bigmodel.server.http.text_bodies import CompletionBody
 from tests.server.http.test_metrics import value

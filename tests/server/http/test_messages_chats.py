@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.messages_bodies import MessagesBody
 from bigmodel.server.http.messages_chats import chat_fields, thinking_wanted
 

@@ -6,7 +6,7 @@ import re
 
 import httpx
 
-from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.reference import page_of
 
 

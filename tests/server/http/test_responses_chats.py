@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.responses_bodies import ResponsesBody
 from bigmodel.server.http.responses_chats import chat_fields
 
