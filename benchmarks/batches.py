@@ -1,0 +1,159 @@
+"""Does the batch that a plan for throughput chooses generate as many tokens per second as the best fixed one?
+
+Five budgets for one model, most of which do not hold it. For each the plan chooses a batch; every power of two that
+fits is planned, too, and all run in the same rounds: a prompt and its steps for the whole batch. As in `per_pass`, the
+speeds of devices and link are simulated, so that a batch costs what it would on an accelerator.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
+from .harness.report import Cell
+from .per_pass import LINK, SPEEDS, JobSizes, dispatched, machine_of, make, profile_of, seconds_of_operation
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bigmodel.plan import Plan
+    from bigmodel.profile.machine.machine import MachineProfile
+
+SHARES = (0.4, 0.7, 1.0, 1.4, 2.0)
+"""Budgets of the accelerator, as shares of the weights."""
+
+LARGEST = 32
+"""Largest batch that is tried."""
+
+SLOWER = 0.97
+"""Tokens per second of the chosen batch over those of the best fixed one, at least: as equal as rounds tell."""
+
+ERROR = 0.15
+
+DEVICES = ("virtual",)
+"""Devices that this benchmark supports."""
+ONLY = "its plans are made for a link and an accelerator of set speeds, which only a virtual one has"
+"""Why it supports no others."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this benchmark."""
+    parser.set_defaults(device="virtual", rounds=3)
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure the chosen batch and the fixed ones under each budget."""
+    import torch
+
+    from bigmodel.devices import virtual
+
+    torch.set_num_threads(options.threads or 1)
+    virtual.enable(1, bandwidth=LINK)
+    sizes = JobSizes(4, 64, 16, 2) if options.quick else JobSizes(6, 256, 16, 6)
+    most = 4 if options.quick else LARGEST
+    model = make(sizes)
+    profile = profile_of(model, sizes)
+    machine = machine_of(SPEEDS, {name: seconds_of_operation(model, profile, name) for name in SPEEDS})
+    rows: list[list[Cell]] = []
+    found: dict[str, Samples] = {}
+    errors: list[float] = []
+    for share in SHARES[1:2] if options.quick else SHARES:
+        plans = _plans(model, sizes, machine, int(share * profile.weights), most)
+        variants = [
+            Variant(name, partial(_seconds, dispatched(model, plan), plan, sizes)) for name, plan in plans.items()
+        ]
+        samples = measure(variants, options.rounds, seed=options.seed)
+        rows += [_row(share, name, plan, samples) for name, plan in plans.items()]
+        errors += [abs(float(row[5] or 0) / float(row[4] or 1) - 1) for row in rows[-len(plans) :]]
+        found[f"{share:g} of the weights"] = samples
+    return _report(options, sizes, rows, errors, found)
+
+
+CHOSEN = "chosen"
+
+
+def _plans(model: nn.Module, sizes: JobSizes, machine: MachineProfile, budget: int, most: int) -> dict[str, Plan]:
+    """Return the plan of the chosen batch, and those of fixed ones that fit, by name."""
+    from bigmodel.errors import BudgetError
+    from bigmodel.plan.search.batch import best_batch
+
+    plan_at = partial(_plan_at, model, sizes, machine, budget)
+    plans = {CHOSEN: best_batch(plan_at, most)}
+    size = 1
+    while size <= most:
+        try:
+            plans[f"fixed: {size}"] = plan_at(size)
+        except BudgetError:
+            break
+        size *= 2
+    return plans
+
+
+def _plan_at(model: nn.Module, sizes: JobSizes, machine: MachineProfile, budget: int, batch_size: int) -> Plan:
+    from bigmodel.plan import plan
+
+    return plan(
+        model,
+        {0: budget, "cpu": 2**34},
+        objective="throughput",
+        batch_size=batch_size,
+        context_length=sizes.prompt + sizes.steps,
+        new_tokens=sizes.steps,
+        machine=machine,
+        padded=False,
+    )
+
+
+def _seconds(model: Any, plan: Plan, sizes: JobSizes) -> float:
+    """Return the seconds of a prompt and its steps, for the whole batch."""
+    import torch
+
+    from bigmodel.devices import torch_device
+
+    device = torch_device(plan.main_device)
+    ids = torch.arange(sizes.prompt).expand(plan.batch_size, -1).to(device)
+    token = torch.ones(plan.batch_size, 1, dtype=torch.long, device=device)
+
+    def job() -> None:
+        cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+        for _ in range(sizes.steps - 1):
+            model(token, past_key_values=cache, use_cache=True)
+
+    with torch.inference_mode():
+        return elapsed(job, "virtual:0")
+
+
+def _row(share: float, name: str, plan: Plan, samples: Samples) -> list[Cell]:
+    rate = plan.batch_size * (plan.new_tokens or 1) / samples.median(name)
+    return [share, name, plan.batch_size, len(plan.streamed), rate, plan.tokens_per_second]
+
+
+def _report(
+    options: argparse.Namespace,
+    sizes: JobSizes,
+    rows: list[list[Cell]],
+    errors: list[float],
+    found: dict[str, Samples],
+) -> Report:
+    """Return the table, and the limits: the chosen batch is never slower, and tokens per second are as predicted."""
+    columns = [Column("budget over weights", "ratio"), Column("batch"), Column("sequences", "count")]
+    columns += [Column("streamed parts", "count"), Column("tokens per second"), Column("predicted")]
+    ratios = []
+    for share in {row[0] for row in rows}:
+        rates = {str(row[1]): float(row[4] or 0) for row in rows if row[0] == share}
+        ratios.append(rates[CHOSEN] / max(rate for name, rate in rates.items() if name != CHOSEN))
+    return Report(
+        "batches",
+        options.device,
+        settings={**vars(sizes), "link": LINK, "speeds": {name: vars(speed) for name, speed in SPEEDS.items()}},
+        tables=[
+            Table(f"{sizes.layers} layers, prompts of {sizes.prompt} tokens and {sizes.steps} new ones", columns, rows)
+        ],
+        limits=[
+            Limit("the chosen batch over the best fixed one, at the worst budget", min(ratios), ">=", SLOWER),
+            Limit("the largest error of predicted tokens per second", max(errors), "<=", ERROR),
+        ],
+        samples=found,
+    )
