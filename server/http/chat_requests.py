@@ -18,7 +18,6 @@ from bigmodel.server.engine.scheduling.request import Request
 from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.engine_requests import (
     answer_format,
-    chat_prompt,
     check_number,
     grammar_of,
     make_request,
@@ -28,6 +27,7 @@ from bigmodel.server.http.engine_requests import (
 )
 from bigmodel.server.http.errors import APIError, bad_value, from_validation
 from bigmodel.server.http.parsing import ANY_SIZE, end_turn, in_turn
+from bigmodel.server.http.prompts import chat_prompt
 from bigmodel.server.http.reasoning import reasoning_budget, reasoning_variables
 from bigmodel.server.http.respond import Answer, JoinedRequests, Mailbox, respond
 from bigmodel.server.http.state import state_of

@@ -15,8 +15,6 @@ from bigmodel.server.http.chat_requests import prepare_chat
 from bigmodel.server.http.engine_requests import (
     DEFAULT_COMPLETION_TOKENS,
     check_number,
-    completion_prompts,
-    given_prompts,
     grammar_of,
     make_request,
     sampling_params,
@@ -25,6 +23,7 @@ from bigmodel.server.http.engine_requests import (
 )
 from bigmodel.server.http.errors import bad_value
 from bigmodel.server.http.parsing import JSONRoute, end_turn, in_turn
+from bigmodel.server.http.prompts import completion_prompts, given_prompts
 from bigmodel.server.http.respond import JoinedRequests, respond
 from bigmodel.server.http.state import state_of
 from bigmodel.server.http.text_bodies import CompletionBody

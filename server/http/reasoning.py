@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bigmodel.server.answers.parsers.formats import REASONING_TAGS, AnswerFormat
 from bigmodel.server.engine.sampling.reasoning_budget import ReasoningBudget
-from bigmodel.server.http.engine_requests import has_variable
 from bigmodel.server.http.errors import bad_value
+from bigmodel.server.http.prompts import has_variable
 from bigmodel.server.text.codec import TextCodec
 
 _SWITCHES = ("enable_thinking", "thinking")
