@@ -34,6 +34,7 @@ from .memory.assignment import assemble
 from .result.budgets import (
     Key,
     caching_memories,
+    checked_main,
     device_name,
     device_type_of,
     is_accelerator,
@@ -44,8 +45,9 @@ from .result.budgets import (
 )
 from .result.plan import Plan
 from .search.batch import best_batch
+from .search.filling import greedy_assignment, least_resident
 from .search.items import Capacity
-from .search.searcher import OFFLOADS, Searcher, capacity_around, checked_main, greedy_assignment, least_resident
+from .search.searcher import OFFLOADS, Searcher, capacity_around
 from .time.cost import CostModel, Objective
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")

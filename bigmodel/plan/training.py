@@ -31,10 +31,9 @@ from .memory.assignment import (
 )
 from .memory.staging import gradient_bytes
 from .memory.usage import ACTIVATIONS, BUFFERS, SLOTS, TRAINING, WEIGHTS, MemoryUsage, PassingUnit
-from .result.budgets import Key, budget_error, device_type_of, is_accelerator, read_budgets, with_headroom
+from .result.budgets import Key, budget_error, checked_main, device_type_of, is_accelerator, read_budgets, with_headroom
 from .result.plan import Plan
 from .search.items import Capacity, tie_groups
-from .search.searcher import checked_main
 
 STRATEGY = "training"
 

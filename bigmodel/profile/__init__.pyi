@@ -1,4 +1,3 @@
-from .model.blocks import find_no_split_classes as find_no_split_classes
 from .model.experts import expert_names as expert_names
 from .model.kv_cache import kv_cache_bytes as kv_cache_bytes
 from .model.kv_cache import layer_cache_bytes as layer_cache_bytes
@@ -18,6 +17,7 @@ from .model.tensors import storage_key as storage_key
 from .model.tensors import tensor_specs as tensor_specs
 from .model.units import UnitModule as UnitModule
 from .model.units import UnitProfile as UnitProfile
+from .model.units import find_no_split_classes as find_no_split_classes
 from .model.units import find_units as find_units
 from .model.units import profile_units as profile_units
 from .profile import Profile as Profile

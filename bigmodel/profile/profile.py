@@ -15,9 +15,8 @@ from ..devices import HOST, torch_device
 from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
 from ..quantized.packable import packing_note
 from ..quantized.stored import published, stored_names
-from .model.blocks import find_no_split_classes
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
-from .model.units import UnitProfile, combining_module, profile_units
+from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
 from .trace.extrapolate import renamed
 from .trace.ledger import D, Rounding, replay

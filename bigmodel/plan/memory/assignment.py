@@ -362,6 +362,8 @@ def loading_bytes(
     for device, _, nbytes in tensors:
         if is_accelerator(device) and nbytes:
             loaded.setdefault(device, []).append(nbytes)
+    if not loaded:
+        return 0
     host = uses.get(HOST)
     held = 0 if host is None else host.weights + host.buffers
     budget = budgets.get(HOST)

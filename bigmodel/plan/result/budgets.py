@@ -11,6 +11,7 @@ from ...devices import (
     HOST,
     DeviceLike,
     accelerators,
+    device_key,
     format_size,
     free_memory_bytes,
     get_max_memory,
@@ -20,7 +21,7 @@ from ...devices import (
     virtual,
 )
 from ...devices.memory import CachingMemory, budget_items, caching_memory
-from ...errors import BudgetError, DeviceError, SizeError
+from ...errors import BudgetError, DeviceError, PlanError, SizeError
 from ...limits import PLANNED_SHARE, UNKNOWN_SHARE
 from ...profile.machine.machine import MachineProfile
 from ...profile.machine.probe import known_machine
@@ -76,6 +77,20 @@ def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> di
         else:
             numbered[number] = _size(device, size)
     return {**dict(sorted(numbered.items())), **get_max_memory(others)}
+
+
+def checked_main(main_device: DeviceLike | None, budgets: Mapping[Key, int]) -> Key | None:
+    """Return the key of the given main device; None for None.
+
+    Raises:
+        PlanError: it has no budget.
+    """
+    if main_device is None:
+        return None
+    key = main_device if type(main_device) is int else device_key(main_device)
+    if budgets.get(key, 0) <= 0:
+        raise PlanError(f"main_device is {key!r}, but max_memory gives it no budget")
+    return key
 
 
 def caching_memories(devices: Iterable[Key], machine: MachineProfile | None = None) -> dict[Key, CachingMemory]:

@@ -1,4 +1,4 @@
-"""Assignments that keep the budgets to the byte: the greedy one, and the one of least time that the search finds.
+"""The assignment of least time that keeps the budgets to the byte.
 
 Search and evaluation count with one class, `MemoryUsage`. The search bounds activations and knows no transfers between
 devices, as an exact replay walks the whole trace for each candidate; so the result alone is replayed, and if that is
@@ -11,22 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import NamedTuple
 
 from ...arguments import check_choice
-from ...devices import DISK, HOST, DeviceLike, device_key
-from ...devices.virtual.allocator import LARGE_SEGMENT
-from ...errors import PlanError
+from ...devices import DISK, HOST
 from ...profile import Profile
 from ..memory.assignment import Assignment, memory_usage
-from ..memory.usage import UNUSED, MemoryUsage
-from ..result.budgets import Key, budget_error, is_accelerator
+from ..memory.usage import MemoryUsage
+from ..result.budgets import Key, is_accelerator
 from ..result.plan import Prediction
 from ..time.cost import Objective
 from ..time.per_pass import per_pass
 from .branch_and_bound import Seconds
-from .filling import Option, balanced_caps, place_away, place_greedily
-from .items import Capacity, GroupPlacement, Item, assignment_of, item_of, tie_groups
+from .filling import Attempt, Option, attempts_of, repeat_until_within
+from .items import Capacity, GroupPlacement, assignment_of, item_of, tie_groups
 from .search import search
 from .spread import spread
 
@@ -137,7 +134,7 @@ class Searcher:
             least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
             return Attempt(self._usage(base) if least_over else None, least_over)
 
-        repeat_until_within(capacity.budgets, attempt, _attempts(capacity))
+        repeat_until_within(capacity.budgets, attempt, attempts_of(capacity))
         return best
 
     def predict(self, capacity: Capacity, assignment: Assignment) -> Prediction:
@@ -189,134 +186,6 @@ WORTHWHILE = 0.99
 """Streaming over several links must take less than this share of the seconds over one: their hops also take what no
 prediction counts."""
 
-ATTEMPTS = 4
-"""Maximum number of attempts with ever lower budgets."""
-
-ATTEMPTS_IN_SEGMENTS = 6
-"""The same where allocators cache: what they reserve changes by whole segments."""
-
-
-class Attempt(NamedTuple):
-    """The memory usage of an attempted placement, if it is over budgets, and the bytes by which it is."""
-
-    usage: MemoryUsage | None
-    over: Mapping[Key, int]
-
-
-def repeat_until_within(
-    budgets: Mapping[Key, int], attempt: Callable[[Mapping[Key, int]], Attempt | None], attempts: int = ATTEMPTS
-) -> bool:
-    """Repeat an attempt with budgets lowered by its excess, and return whether the last one kept to them.
-
-    Args:
-        budgets: bytes by device key.
-        attempt: places under the budgets it is given; None if nothing fits.
-        attempts: how many are made at most.
-    """
-    lowered = dict(budgets)
-    for turn in range(attempts):
-        made = attempt(lowered)
-        if made is None:
-            return False
-        if not made.over:
-            return True
-        assert made.usage is not None
-        for key, excess in made.over.items():
-            lowered[key] = max(min(lowered.get(key, 0), made.usage.tensors(key)) - _step(made.usage, key, excess), 0)
-            if turn == attempts - 2 and made.usage.of(key, UNUSED):
-                lowered[key] = 0  # it may not have a segment for anything
-    return False
-
-
-def _step(usage: MemoryUsage, device: Key, excess: int) -> int:
-    """Return the bytes by which to lower a budget: the excess, but where whole segments are reserved no more than a
-    third of the tensors, since a segment more or less may take few of them."""
-    in_segments = usage.of(device, UNUSED) > 0
-    return min(excess, max(usage.tensors(device) // 3, 1)) if in_segments else excess
-
-
-def _attempts(capacity: Capacity) -> int:
-    return ATTEMPTS_IN_SEGMENTS if capacity.caching else ATTEMPTS
-
-
-def greedy_assignment(
-    profile: Profile, capacity: Capacity, strategy: str, stream_buffers: bool, streams: bool = True
-) -> Assignment:
-    """Return the greedy placement of a profile, or one balanced over the accelerators.
-
-    Args:
-        profile: the model.
-        capacity: the budgets; without a main device, that is the first accelerator on which anything can run.
-        strategy: one of `STRATEGIES`.
-        stream_buffers: buffers lie with the weights, and not where the unit runs.
-        streams: False: the host computes everything that is not resident.
-
-    Raises:
-        BudgetError: nothing fits; the message names budgets that would do.
-    """
-    groups = tie_groups(profile.units)
-    items = [item_of(group, profile, stream_buffers, streams) for group in groups]
-
-    def attempt(budgets: Mapping[Key, int]) -> Assignment | None:
-        best: Assignment | None = None
-        for main in _mains(capacity, budgets):
-            found = attempt_with(main, budgets)
-            if found is not None and any(map(is_accelerator, found.execution)):
-                return found
-            best = best or found
-        return best
-
-    def attempt_with(main: Key | None, budgets: Mapping[Key, int]) -> Assignment | None:
-        found: Assignment | None = None
-
-        def place(lowered: Mapping[Key, int]) -> Attempt | None:
-            nonlocal found
-            narrowed = replace(capacity, budgets=lowered, main_device=main)
-            placement = place_greedily(items, replace(narrowed, budgets=_capped(items, narrowed, strategy)))
-            if placement is None:
-                return None
-            found = assignment_of(profile, groups, placement, stream_buffers, capacity)
-            found = replace(found, limits=budgets) if capacity.caching else found
-            usage = memory_usage(profile, found)
-            return Attempt(usage, usage.over(budgets))
-
-        return found if repeat_until_within(budgets, place, _attempts(capacity)) else None
-
-    found = attempt(capacity.budgets)
-    if found is None:
-        enough = (
-            sum(item.nbytes + capacity.slots * (item.slot_bytes if streams else 0) for item in items)
-            + 2 * capacity.activations
-        )
-        if capacity.caching:
-            enough = 2 * enough + max(memory.workspace for memory in capacity.caching.values()) + 2 * LARGE_SEGMENT
-        raise budget_error(capacity.budgets, enough, lambda budgets: attempt(budgets) is not None)
-    return found
-
-
-def least_resident(profile: Profile, capacity: Capacity, stream_buffers: bool) -> Assignment | None:
-    """Return the placement that takes least of the accelerators: all that can be is streamed, through one slot.
-
-    Args:
-        profile: the model.
-        capacity: the budgets; without a main device, that is the accelerator with the largest one.
-        stream_buffers: buffers lie with the weights, and not where the unit runs.
-
-    Returns:
-        None if there is no accelerator to stream to, or too small a one.
-    """
-    main = capacity.main_device
-    if main is None:
-        main = max(capacity.accelerators, key=capacity.budgets.__getitem__, default=HOST)
-    if not is_accelerator(main):
-        return None
-    narrowed = replace(capacity, main_device=main, slots=1)
-    groups = tie_groups(profile.units)
-    items = [item_of(group, profile, stream_buffers) for group in groups]
-    away = {index: main for index, item in enumerate(items) if item.can_stream and not item.pinned}
-    placement = place_away(items, narrowed, away)
-    return None if placement is None else assignment_of(profile, groups, placement, stream_buffers, narrowed)
-
 
 def capacity_around(assignment: Assignment, capacity: Capacity) -> Capacity:
     """Return the capacity to search from a greedy assignment: its main device is the assignment's if the usual one has
@@ -324,37 +193,3 @@ def capacity_around(assignment: Assignment, capacity: Capacity) -> Capacity:
     if capacity.main in assignment.execution or not is_accelerator(assignment.main):
         return capacity
     return replace(capacity, main_device=assignment.main)
-
-
-def _mains(capacity: Capacity, budgets: Mapping[Key, int]) -> list[Key | None]:
-    """Return the main devices to try in turn: the first accelerator may be too small where another is not."""
-    if capacity.main_device is not None:
-        return [capacity.main_device]
-    return [*replace(capacity, budgets=budgets).accelerators] or [None]
-
-
-def checked_main(main_device: DeviceLike | None, budgets: Mapping[Key, int]) -> Key | None:
-    """Return the key of the given main device; None for None.
-
-    Raises:
-        PlanError: it has no budget.
-    """
-    if main_device is None:
-        return None
-    key = main_device if type(main_device) is int else device_key(main_device)
-    if budgets.get(key, 0) <= 0:
-        raise PlanError(f"main_device is {key!r}, but max_memory gives it no budget")
-    return key
-
-
-def _capped(items: Sequence[Item], capacity: Capacity, strategy: str) -> dict[Key, int]:
-    """Return the budgets, the accelerators' lowered so that filling them in order is balanced."""
-    budgets = dict(capacity.budgets)
-    keys = capacity.accelerators
-    if strategy not in ("balanced", "balanced_low_0") or len(keys) < 2:
-        return budgets
-    capacities = [max(budgets[key] - capacity.activations, 0) for key in keys]
-    caps = balanced_caps([item.nbytes for item in items], capacities, strategy == "balanced_low_0")
-    if caps != capacities:
-        budgets.update({key: cap + capacity.activations for key, cap in zip(keys, caps, strict=True)})
-    return budgets

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from ...arguments import check_flags, check_model
-from .blocks import as_class_names, find_no_split_classes
 from .tensors import DtypeLike, tensor_specs, with_ancestors
 
 
@@ -66,6 +65,8 @@ def get_max_layer_size(
 
     A layer is a tensor, a module without children, or a module whose class is in `no_split_module_classes`.
     """
+    from .units import as_class_names
+
     classes = as_class_names(no_split_module_classes)
     largest = 0
     names: list[str] = []
@@ -86,6 +87,8 @@ def get_max_layer_size(
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
     """Return the bytes of the model, and those of its largest layer with the names of all layers of that size."""
+    from .units import find_no_split_classes
+
     sizes = compute_module_sizes(model)
     direct: list[tuple[str, nn.Module | torch.Tensor]] = [*model.named_parameters(recurse=False)]
     direct += [*model.named_children(), *model.named_buffers(recurse=False)]

@@ -220,7 +220,7 @@ class _Loop:
             self._run(self.ids.clone(), self.positions, None, **self.kinds)
             return
         positions = None if self.positions is None else self.positions[..., -tokens:].clone()
-        seen = inputs_of_step(self.session, self.media, self.image_states, tokens)
+        seen = inputs_of_step(self.session, self.media, self.image_states, tokens) if self.media else {}
         kinds = {name: kind[:, -tokens:].clone() for name, kind in self.kinds.items()}
         self._run(self.ids[:, -tokens:].clone(), positions, kinds, **seen)
 
@@ -327,7 +327,7 @@ class _Loop:
         del given, kinds, masked, order, mask, kept, unread, positions, ids
         # `generate` frees the inputs of the prefill here, and those of a step once the next one's are made.
         self._cover(self.ids.shape[1] + 1)
-        self.image_states = image_states_in(self.session, output)
+        self.image_states = image_states_in(self.session, output) if self.media else None
         self.choice.make(output, self.ids)
         self._append_chosen()
         returned = cache_in(output)

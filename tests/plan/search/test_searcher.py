@@ -9,8 +9,10 @@ import pytest
 
 from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan.memory.assignment import Assignment, memory_usage
+from bigmodel.plan.result.budgets import checked_main
+from bigmodel.plan.search.filling import greedy_assignment, least_resident
 from bigmodel.plan.search.items import Capacity
-from bigmodel.plan.search.searcher import Searcher, checked_main, greedy_assignment, least_resident
+from bigmodel.plan.search.searcher import Searcher
 from bigmodel.plan.time.cost import CostModel, Objective
 from bigmodel.profile import Profile, profile_model
 

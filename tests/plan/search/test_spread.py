@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from bigmodel.plan import Plan, plan
 from bigmodel.plan.memory.assignment import Assignment, memory_usage
 from bigmodel.plan.search import searcher
+from bigmodel.plan.search.filling import greedy_assignment
 from bigmodel.plan.search.items import Capacity
-from bigmodel.plan.search.searcher import Searcher, greedy_assignment
+from bigmodel.plan.search.searcher import Searcher
 from bigmodel.plan.search.spread import spread
 from bigmodel.plan.time.cost import CostModel, Objective
 from bigmodel.profile import Profile, profile_model
