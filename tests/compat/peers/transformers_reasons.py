@@ -23,6 +23,7 @@ REASON_OF = {case: reason for reason, cases in REASONS.items() for case in cases
 
 BY_ERROR = {
     "https://huggingface.co": "asks the Hub",
+    "self.dim() cannot be 0 to view Float as Byte": "DeepSpeed's own broadcast takes no parameter without dimensions",
     "No API key configured": "needs an account of wandb",
     "No module named 'run_translation'": "needs the examples of transformers' repository",
     "is not in the installed version of transformers": "is of an older version of transformers",

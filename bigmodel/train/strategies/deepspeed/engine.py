@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from bigmodel.errors import TrainError
+from bigmodel.train.environment import changed_environment
 from bigmodel.train.strategies.base import StrategySettings
 from bigmodel.train.strategies.deepspeed.config import DeepSpeedConfig, DummyOptim, DummyScheduler
 from bigmodel.train.strategies.deepspeed.plugin import DeepSpeedPlugin
@@ -70,7 +71,9 @@ def make_engine(
         arguments["optimizer"] = _offloaded(optimizer, config)
     if scheduler is not None and scheduler.lr_scheduler_callable is not None:
         arguments["lr_scheduler"] = scheduler.lr_scheduler_callable
-    return deepspeed.initialize(**arguments)[0]
+    # Read while the engine is made; a process that no launcher has started does not have it.
+    with changed_environment({"LOCAL_RANK": os.environ.get("LOCAL_RANK", str(settings.local_process_index))}):
+        return deepspeed.initialize(**arguments)[0]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,9 @@ SCHEDULE = {"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What DeepSpeed is called with."""
     found: dict[str, Any] = {}
-    fake = SimpleNamespace(initialize=lambda **arguments: found.update(arguments) or ("engine",))
+    fake = SimpleNamespace(
+        initialize=lambda **arguments: found.update(arguments, rank=os.environ.get("LOCAL_RANK")) or ("engine",)
+    )
     monkeypatch.setattr(deepspeed_engine, "import_deepspeed", lambda device: fake)
     return found
 
@@ -47,6 +50,12 @@ def test_sizes_follow_from_the_loaders_and_the_run(asked: dict[str, Any]) -> Non
     assert (config["train_batch_size"], config["gradient_clipping"]) == (24, 0.0)
     assert asked["optimizer"] is optimizer
     assert "optimizer" not in config  # the user's own is used
+
+
+def test_a_process_without_a_launcher_tells_it_its_rank(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    make(SECTION, torch.optim.SGD(nn.Linear(1, 1).parameters()))
+    assert (asked["rank"], "LOCAL_RANK" in os.environ) == ("0", False)
 
 
 def test_stand_ins_fill_the_sections_they_stand_for(asked: dict[str, Any]) -> None:
