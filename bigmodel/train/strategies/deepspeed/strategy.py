@@ -82,8 +82,9 @@ class DeepSpeed(DeepSpeedFiles):
         return prepared
 
     def prepare_model(self, model: nn.Module, *, device_placement: bool, evaluation_mode: bool) -> nn.Module:
-        """Move a model without an optimizer to its device; with stage 3 its parameters are sharded nevertheless."""
-        if self.plugin.zero_stage != 3:
+        """Move a model without an optimizer to its device; with stage 3 its parameters are sharded nevertheless, unless
+        one has no dimension: DeepSpeed cannot send those."""
+        if self.plugin.zero_stage != 3 or any(parameter.ndim == 0 for parameter in model.parameters()):
             return super().prepare_model(model, device_placement=device_placement, evaluation_mode=evaluation_mode)
         engine = make_engine(self.settings, self.plugin, model, None, None, ())
         self._adopt(engine)

@@ -18,6 +18,14 @@ BY_NAME = {"sharded gradients": 2, "sharded parameters": 3}
 """The ZeRO stage of each model."""
 
 
+class Scale(nn.Module):
+    """Has a parameter without dimensions, which DeepSpeed cannot send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(0.5))
+
+
 def rounds() -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The global batch of each step, and its labels."""
     torch.manual_seed(0)
@@ -54,6 +62,8 @@ def train(folder: Path, accelerators: int) -> None:
         accelerator.state.select_deepspeed_plugin(name)
         prepared.append(accelerator.prepare(*made(seed)))
         assert prepared[-1][0].zero_optimization_stage() == BY_NAME[name]
+    scale = Scale()
+    assert first.prepare_model(scale) is scale
     assert first.deepspeed_engine_wrapped.engine is prepared[0][0]
     assert both[1].deepspeed_engine_wrapped.engine is prepared[accelerators - 1][0]
     losses = [
