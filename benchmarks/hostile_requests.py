@@ -94,10 +94,22 @@ def _body(rng: random.Random, model: str) -> tuple[str, dict[str, Any]]:
         (RESPONSES, _response(rng, model)),
         (EMBEDDINGS, {"model": model, "input": ["1 2 3", "2"], "dimensions": 3}),
         (EMBEDDINGS, {"model": model, "input": [[1, 2, 3], [1]], "encoding_format": "base64"}),
-        (RERANK, {"model": model, "query": "1", "documents": ["1", {"text": "2"}]}),
         (TOKENIZE, {"model": model, "prompt": "1 2 3"}),
         (TOKENIZE, {"model": model, "messages": turns, "return_token_strs": True}),
         (DETOKENIZE, {"model": model, "tokens": [1, 2, 3]}),
+    ]
+    return rng.choice(bodies)
+
+
+def _any_body(rng: random.Random, model: str) -> tuple[str, dict[str, Any]]:
+    """A path and a body that is right for one model or another: some take no tools, and some rank nothing."""
+    if rng.random() < 0.8:
+        return _body(rng, model)
+    schema = {"type": "object"}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (RERANK, {"model": model, "query": "1", "documents": ["1", {"text": "2"}]}),
+        (MESSAGES, {**_message(rng, model), "tools": [{"name": "f", "input_schema": schema}]}),
+        (RESPONSES, {**_response(rng, model), "tools": [{"type": "function", "name": "f", "parameters": schema}]}),
     ]
     return rng.choice(bodies)
 
@@ -112,9 +124,8 @@ def _message(rng: random.Random, model: str) -> dict[str, Any]:
         {"role": "user", "content": [result, {"type": "text", "text": "3"}]},
         {"role": "assistant", "content": "3"},
     ]
-    tools = [{"name": "f", "input_schema": {"type": "object"}}] if rng.random() < 0.3 else []
     asked = {"max_tokens": 3, "stream": rng.random() < 0.3, "system": "1", "stop_sequences": ["9"]}
-    return {"model": model, "messages": turns[: rng.randrange(1, 5)], "tools": tools, **asked}
+    return {"model": model, "messages": turns[: rng.randrange(1, 5)], **asked}
 
 
 def _response(rng: random.Random, model: str) -> dict[str, Any]:
@@ -126,10 +137,9 @@ def _response(rng: random.Random, model: str) -> dict[str, Any]:
         {"type": "function_call_output", "call_id": "a", "output": "3"},
         {"role": "assistant", "content": [{"type": "output_text", "text": "4", "annotations": []}]},
     ]
-    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}] if rng.random() < 0.3 else []
     asked = {"max_output_tokens": 3, "stream": rng.random() < 0.3, "instructions": "1", "metadata": {"a": "b"}}
     given: Any = "1 2 3" if rng.random() < 0.2 else items[: rng.randrange(1, 6)]
-    return {"model": model, "input": given, "tools": tools, **asked}
+    return {"model": model, "input": given, **asked}
 
 
 _FIELDS = (
@@ -162,12 +172,12 @@ def _good(rng: random.Random, model: str, largest: int) -> bytes:
 
 
 def _types(rng: random.Random, model: str, largest: int) -> bytes:
-    path, body = _body(rng, model)
+    path, body = _any_body(rng, model)
     return post(path, _dumped({**body, **{name: _value(rng) for name in rng.sample(_FIELDS, rng.randrange(1, 4))}}))
 
 
 def _lists(rng: random.Random, model: str, largest: int) -> bytes:
-    path, body = _body(rng, model)
+    path, body = _any_body(rng, model)
     item = rng.choice(
         ["-1", "0", "1000", "1.5e300", '""', '"a"', "[]", "[1]", "{}", "null", '{"role": "user"}', "[[[]]]"]
     )
@@ -191,14 +201,14 @@ def _nesting(rng: random.Random, model: str, largest: int) -> bytes:
 
 
 def _unicode(rng: random.Random, model: str, largest: int) -> bytes:
-    path, body = _body(rng, model)
+    path, body = _any_body(rng, model)
     body[rng.choice(list(body))] = _text(rng, _size(rng, min(largest, 50_000)) // 6)
     raw = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode(errors="surrogatepass")
     return post(path, raw.replace(b"1", bytes([rng.randrange(128, 256)])) if rng.random() < 0.3 else raw)
 
 
 def _numbers(rng: random.Random, model: str, largest: int) -> bytes:
-    path, body = _body(rng, model)
+    path, body = _any_body(rng, model)
     number = rng.choice(
         ["NaN", "Infinity", "-Infinity", "1e999999", "-0", "9" * rng.randrange(1, 9000), "0." + "1" * 9000]
     )
@@ -207,7 +217,7 @@ def _numbers(rng: random.Random, model: str, largest: int) -> bytes:
 
 
 def _mutated(rng: random.Random, model: str, largest: int) -> bytes:
-    path, body = _body(rng, model)
+    path, body = _any_body(rng, model)
     raw = bytearray(_dumped(body))
     for _ in range(rng.randrange(1, 6)):
         raw[rng.randrange(len(raw))] = rng.randrange(256)
@@ -256,7 +266,7 @@ def _gone(rng: random.Random, model: str, largest: int) -> bytes:
 
 
 def _cut(rng: random.Random, model: str, largest: int) -> bytes:
-    path, body = _body(rng, model)
+    path, body = _any_body(rng, model)
     raw = _dumped({**body, "user": "u" * _size(rng, largest)})
     return post(path, raw[: rng.randrange(len(raw))], length=len(raw))
 

@@ -29,7 +29,7 @@ _RETRY_SECONDS = 0.05
 _PART = 64 << 10
 """Bytes of text that are tokenised at once: a client that leaves ends what follows."""
 
-_KEPT = 512 << 10
+_KEPT = 128 << 10
 """Bytes of text whose tokens are kept from the first time on."""
 
 
