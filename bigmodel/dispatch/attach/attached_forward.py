@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Collection, MutableMapping
 from types import GeneratorType
@@ -193,6 +194,25 @@ class AttachedForward(NotCopied):
         if self._own is not None:
             return self._own(*args, **kwargs)
         return self._function(self._module(), *args, **kwargs)
+
+
+def innermost_running(module: nn.Module) -> AttachedForward | None:
+    """Return the innermost attachment around `module` whose forward the calling thread is in; None: there is none, or
+    a forward that will be computed again for gradients.
+
+    It walks the stack: for what is rare.
+    """
+    innermost: AttachedForward | None = None
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is run_with_gradients.__code__:
+            return None
+        if innermost is None and frame.f_code is AttachedForward.plain.__code__:
+            running: AttachedForward = frame.f_locals["self"]
+            if any(part is module for part in running.module.modules()):
+                innermost = running
+        frame = frame.f_back  # type: ignore[assignment]
+    return innermost
 
 
 class InputTransfer:

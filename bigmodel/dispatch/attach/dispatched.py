@@ -28,7 +28,7 @@ from ..weights.outside_use import mark_offloaded, note_optimizer_step, unmark_of
 from ..weights.packing import WeightError
 from ..weights.visits import StreamStats, together
 from .additions import Additions
-from .attached_forward import AttachedForward, Parts
+from .attached_forward import AttachedForward, Parts, innermost_running
 from .decoding import METHOD, DecodeAsResident
 from .mark import ATTRIBUTE as ATTRIBUTE
 from .refusals import NotCopied, RefuseConversion
@@ -153,10 +153,15 @@ class Dispatched(NotCopied):
             self.forget = self.options.observer(model)
 
     def guard(self, model: nn.Module) -> None:
-        """Refuse to move or cast `model` or any part of it."""
+        """Refuse to move or cast `model` or any part of it, but for parts that are cast in their own forward."""
+
+        def computing_on(module: nn.Module) -> torch.device | None:
+            running = innermost_running(module)
+            return None if running is None else running.device
+
         devices = {self.main_device, *(parameter.device for parameter in islice(model.parameters(), 1))}
         for module in model.modules():
-            module.__dict__["_apply"] = RefuseConversion(module, devices)
+            module.__dict__["_apply"] = RefuseConversion(module, devices, computing_on)
 
     def stats(self) -> dict[str, Any]:
         """Return transfer counters by target: bytes, fetches, hits, misses, seconds waited.

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...errors import DispatchError
+from ..weights.parameters import cast_in_forward
 
 
 class NotCopied:
@@ -32,22 +33,35 @@ class NotCopied:
 class RefuseConversion(NotCopied):
     """Replaces ``module._apply``, which ``.to()``, ``.cuda()``, ``.half()`` and similar methods call.
 
-    Libraries move a model to the device that it is on before they use it. That changes nothing, and is accepted.
+    Libraries move a model to the device that it is on before they use it. That changes nothing, and is accepted. So is
+    a cast of weights that are being computed with: some models cast a part of themselves in their forward. It holds
+    for that forward where weights are streamed, and from then on where they are resident.
 
     Args:
         module: The module, or a part of it.
         devices: The model's main device and the device of its first parameter: what is taken for the model's device.
+        computing_on: Returns the device on which the calling thread computes with a module, if it is in the forward of
+            one around it.
     """
 
-    def __init__(self, module: nn.Module, devices: Collection[torch.device]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        devices: Collection[torch.device],
+        computing_on: Callable[[nn.Module], torch.device | None] = lambda _: None,
+    ) -> None:
         self._module = weakref.ref(module)
         self._devices = devices
+        self._computing_on = computing_on
 
     def __call__(self, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         module = self._module()
         assert module is not None, "the module is gone"
         dtypes = {tensor.dtype for tensor in (*module.parameters(recurse), *module.buffers(recurse))}
         if all(self._changes_nothing(convert, dtype) for dtype in dtypes):
+            return module
+        device = self._computing_on(module)
+        if device is not None and recurse and cast_in_forward(module, convert, device):
             return module
         raise DispatchError(
             "a dispatched model cannot be moved or cast: parts of it live on several devices or are streamed. "

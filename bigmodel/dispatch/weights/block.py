@@ -23,7 +23,7 @@ from ...devices.pinned import empty_host, is_pinned
 from ...errors import DispatchError
 from .layout import Layout
 from .outside_use import EXPOSURES, host_value, is_given_out, is_marked, mark_offloaded
-from .parameters import SecondPlace, like
+from .parameters import SecondPlace, is_cast_in_forward, like
 
 Registry = dict[str, Any]
 """A module's own ``_parameters`` or ``_buffers``. Referenced instead of the module, to avoid reference cycles."""
@@ -259,7 +259,12 @@ class Block:
         if not written:
             for tensor, view in zip(self.tensors, views):
                 registry, key = tensor.owners[0]
-                if registry.get(key) is not view and not tensor.is_buffer:
+                current = registry.get(key)
+                if (
+                    current is not view
+                    and not tensor.is_buffer
+                    and not (current is not None and is_cast_in_forward(current))
+                ):
                     written = True
         if not (written or self.has_state):
             return False
@@ -269,6 +274,8 @@ class Block:
                     continue
                 registry, key = tensor.owners[0]
                 current = registry.get(key)
+                if current is not None and is_cast_in_forward(current):
+                    continue  # the next forward casts the host's again
                 if current is None or (current.shape, current.dtype) != (tensor.value.shape, tensor.device_dtype):
                     what = "dispatch the model with offload_buffers=False" if tensor.is_buffer else "map it to a device"
                     raise DispatchError(

@@ -6,6 +6,7 @@ attribute updates both; dispatching writes to ``_parameters`` directly, so it mu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,3 +78,41 @@ def parts_with_dtype(model: nn.Module) -> dict[str, tuple[nn.Module, torch.dtype
         if isinstance(dtype, torch.dtype) and part is not None:
             found[f"{name}.classifier" if name else "classifier"] = part, dtype
     return found
+
+
+_CAST = "_bigmodel_cast_in_forward"
+
+
+def is_cast_in_forward(tensor: torch.Tensor) -> bool:
+    """Whether a parameter was put in the place of another by `cast_in_forward`."""
+    return hasattr(tensor, _CAST)
+
+
+def cast_in_forward(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> bool:
+    """Cast the parameters of `module` and its parts, which are on `device`, by other parameters in their place.
+
+    Returns:
+        False, and nothing is changed: they are elsewhere, are moved, have gradients, or there are buffers to be cast.
+    """
+    held = [(part, name, value) for part in module.modules() for name, value in part._parameters.items()]
+    found = [(part, name, value) for part, name, value in held if value is not None]
+    if any(value.device != device or (value.requires_grad and torch.is_grad_enabled()) for _, _, value in found):
+        return False
+    if any(convert(buffer) is not buffer for buffer in module.buffers()):
+        return False
+    cast: dict[int, nn.Parameter] = {}
+    for _, _, value in found:
+        if id(value) not in cast:
+            with torch.no_grad():
+                converted = convert(value)
+            if converted.device != device:
+                return False
+            made = value if converted is value else nn.Parameter(converted, requires_grad=value.requires_grad)
+            cast[id(value)] = cast[id(made)] = made
+    for part, name, value in found:
+        made = cast[id(value)]
+        if made is not value:
+            setattr(made, _CAST, True)
+            part._parameters[name] = made
+    refresh_second_places(module)
+    return True
