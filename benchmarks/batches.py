@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
 from .harness.report import Cell
-from .per_pass import LINK, SPEEDS, JobSizes, dispatched, machine_of, make, profile_of, seconds_of_operation
+from .per_pass import LINK, JobSizes, Speed, dispatched, machine_of, make, profile_of, seconds_of_operation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 SHARES = (0.4, 0.7, 1.0, 1.4, 2.0)
 """Budgets of the accelerator, as shares of the weights."""
+
+SPEEDS = {"cpu": Speed(8e-9, 3.2e-9), "virtual": Speed(4e-10, 1.6e-10)}
+"""The accelerator computes twenty times as fast as the host, and no faster than the processor that simulates it."""
 
 LARGEST = 32
 """Largest batch that is tried."""
@@ -55,14 +58,15 @@ def run(options: argparse.Namespace) -> Report:
     most = 4 if options.quick else LARGEST
     model = make(sizes)
     profile = profile_of(model, sizes)
-    machine = machine_of(SPEEDS, {name: seconds_of_operation(model, profile, name) for name in SPEEDS})
+    machine = machine_of(SPEEDS, {name: seconds_of_operation(model, profile, name, True) for name in SPEEDS})
     rows: list[list[Cell]] = []
     found: dict[str, Samples] = {}
     errors: list[float] = []
     for share in SHARES[1:2] if options.quick else SHARES:
         plans = _plans(model, sizes, machine, int(share * profile.weights), most)
         variants = [
-            Variant(name, partial(_seconds, dispatched(model, plan), plan, sizes)) for name, plan in plans.items()
+            Variant(name, partial(_seconds, dispatched(model, plan, SPEEDS), plan, sizes))
+            for name, plan in plans.items()
         ]
         samples = measure(variants, options.rounds, seed=options.seed)
         rows += [_row(share, name, plan, samples) for name, plan in plans.items()]

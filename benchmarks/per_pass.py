@@ -158,9 +158,9 @@ def make(sizes: JobSizes) -> nn.Module:
     return found
 
 
-def seconds_of_operation(model: nn.Module, profile: Profile, kind: str) -> float:
+def seconds_of_operation(model: nn.Module, profile: Profile, kind: str, with_cache: bool = False) -> float:
     """Return the minimum seconds of one operation of a step on a device, at any simulated speed: the median time of a
-    step of `model` there, divided by its operations."""
+    step of `model` there, divided by its operations. `with_cache`: a step after others, which fills a cache."""
     import copy
 
     import torch
@@ -169,7 +169,8 @@ def seconds_of_operation(model: nn.Module, profile: Profile, kind: str) -> float
     there = copy.deepcopy(model).to(device)
     token = torch.ones(1, 1, dtype=torch.long, device=device)
     with torch.inference_mode():
-        step = partial(there, token, use_cache=False)
+        cache = there(token, use_cache=True).past_key_values if with_cache else None
+        step = partial(there, token, use_cache=with_cache, past_key_values=cache)
         step()
         taken = statistics.median(elapsed(step, device) for _ in range(TIMED))
     return taken / sum(map(len, profile.phases[-1].trace.work().values()))
@@ -225,7 +226,7 @@ def planned(profile: Profile, machine: MachineProfile, offload: str) -> Plan:
     return plan(profile, budgets, objective="throughput", offload=offload, machine=machine)
 
 
-def dispatched(model: nn.Module, plan: Plan) -> Any:
+def dispatched(model: nn.Module, plan: Plan, speeds: dict[str, Speed] = SPEEDS) -> Any:
     """Return a copy of `model` dispatched by the plan, with the simulated speed of its device for each layer."""
     import copy
 
@@ -233,11 +234,11 @@ def dispatched(model: nn.Module, plan: Plan) -> Any:
 
     placed: Any = copy.deepcopy(model)
     for layer in placed.model.layers:
-        at_set_speed(layer)
+        at_set_speed(layer, speeds)
     return dispatch_model(placed, plan, skip_keys=placed._skip_keys_device_placement)
 
 
-def at_set_speed(layer: Any) -> None:
+def at_set_speed(layer: Any, speeds: dict[str, Speed]) -> None:
     """Make a layer take at least the simulated time of the device that computes it."""
     elements = sum(parameter.numel() for parameter in layer.parameters())
     started = threading.local()
@@ -247,7 +248,7 @@ def at_set_speed(layer: Any) -> None:
 
     def end(_module: object, _inputs: object, output: torch.Tensor) -> None:
         rows = output.numel() // output.shape[-1]
-        left = started.at + SPEEDS[output.device.type].seconds(elements, rows) - time.perf_counter()
+        left = started.at + speeds[output.device.type].seconds(elements, rows) - time.perf_counter()
         if left > 0:
             time.sleep(left)
 
