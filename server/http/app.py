@@ -17,10 +17,11 @@ from bigmodel import __version__
 from bigmodel.errors import BigModelError
 from bigmodel.server.engine.build import build_engine
 from bigmodel.server.http import (
+    chat_requests,
+    completions_routes,
     embeddings_routes,
     get_routes,
     messages_routes,
-    post_routes,
     reference,
     rerank_routes,
     responses_routes,
@@ -38,7 +39,8 @@ from bigmodel.server.text.codec import TextCodec
 logger = logging.getLogger(__name__)
 
 _ROUTES = (
-    post_routes,
+    chat_requests,
+    completions_routes,
     responses_routes,
     messages_routes,
     embeddings_routes,

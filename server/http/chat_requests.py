@@ -1,24 +1,30 @@
-"""A conversation on its way to the engine: what OpenAI's chats and responses and Anthropic's messages share."""
+"""Chats: POST /v1/chat/completions, and what responses and Anthropic's messages share with it."""
 
 from __future__ import annotations
 
 import re
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import APIRouter
 from fastapi import Request as HTTPRequest
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from bigmodel.server.answers.openai import ChatAnswer
 from bigmodel.server.answers.parsers.formats import AnswerFormat
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Request
-from bigmodel.server.http.chat_bodies import ChatBody
+from bigmodel.server.http.call_arguments import check_arguments
+from bigmodel.server.http.chat_bodies import ChatBody, Message
 from bigmodel.server.http.engine_requests import (
     answer_format,
     check_number,
+    encode_prompt,
     grammar_of,
     make_request,
     sampling_params,
@@ -26,12 +32,32 @@ from bigmodel.server.http.engine_requests import (
     token_limit,
 )
 from bigmodel.server.http.errors import APIError, bad_value, from_validation
-from bigmodel.server.http.parsing import ANY_SIZE, end_turn, in_turn
-from bigmodel.server.http.prompts import chat_prompt
+from bigmodel.server.http.json_bounds import JSONBoundsError
+from bigmodel.server.http.parsing import ANY_SIZE, JSONRoute, OffLoop, end_turn, in_turn, off_loop
 from bigmodel.server.http.reasoning import reasoning_budget, reasoning_variables
 from bigmodel.server.http.respond import Answer, JoinedRequests, Mailbox, respond
 from bigmodel.server.http.state import state_of
-from bigmodel.server.text.codec import TextCodec
+from bigmodel.server.text.codec import TemplateError, TextCodec
+
+router = APIRouter(route_class=JSONRoute)
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
+    """Answer a conversation."""
+    prepared = await prepare_chat(body, http)
+    answer = ChatAnswer(
+        f"chatcmpl-{uuid.uuid4().hex}",
+        int(time.time()),
+        state_of(http).settings.model_name,
+        body.n or 1,
+        prepared.codec,
+        logprobs=bool(body.logprobs),
+        usage=body.include_usage,
+        answer_format=prepared.form,
+        shows_reasoning=body.include_reasoning,
+    )
+    return await prepared.answer(http, answer, stream=bool(body.stream))
 
 
 @dataclass(frozen=True)
@@ -65,20 +91,98 @@ async def prepare_chat(
     if body.max_tokens == 0:
         raise bad_value("max_tokens", "max_tokens must be at least 1")
     check_number(engine, 1, body.n or 1)
-    variables = reasoning_variables(codec, thinking, body.reasoning_effort, usual_effort)
+    effort = body.reasoning_effort
+    asked = thinking is not None or effort is not None
+    variables = reasoning_variables(codec, thinking, effort, usual_effort) if asked else {}
     prompt = await chat_prompt(body, codec, engine.core.max_length, in_turn(http), variables)
-    form = answer_format(body, state, codec, prompt)
+    form, budget = answer_format(body, state, codec, prompt), body.thinking_token_budget
     params = sampling_params(
         body,
         codec,
         max_tokens=token_limit(body.limit, None, len(prompt), engine.core.max_length, "messages"),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=await grammar_of(body, state, http),
-        reasoning=reasoning_budget(body.thinking_token_budget, form, codec),
+        reasoning=None if budget is None else reasoning_budget(budget, form, codec),
         kept_special=None if form is None else form.kept,
     )
     mailbox = state.mailbox(at_once=not body.stream)
     return PreparedChat(engine, codec, make_request(state, body, prompt, params, mailbox.sink(0)), form, mailbox)
+
+
+# --- the tokens of a conversation -----------------------------------------------------------------------
+
+
+async def chat_prompt(
+    body: ChatBody,
+    codec: TextCodec,
+    longest: int,
+    run: OffLoop = off_loop,
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Return the tokens of a conversation in the model's chat template, with `variables` that the body does not set.
+
+    400 for variables that the template cannot have, 413 for more than `longest` tokens.
+    """
+    check_template_variables(codec, body.chat_template_kwargs)
+    tools = None if body.tool_choice == "none" else [tool.plain() for tool in body.tools or ()]
+    arguments = {**(variables or {}), **body.template_arguments}
+    if body.documents is not None:
+        if not codec.has_variable("documents"):
+            raise bad_value("documents", "the model's chat template takes none", code="unsupported_parameter")
+        arguments["documents"] = body.documents
+    return await render(codec, body.messages, tools, arguments, longest, special=body.add_special_tokens, run=run)
+
+
+def check_template_variables(codec: TextCodec, variables: Mapping[str, Any] | None) -> None:
+    """400 for variables that the chat template cannot have."""
+    taken = codec.not_for_templates & (variables or {}).keys()
+    if taken:
+        raise bad_value("chat_template_kwargs", f"'{min(taken)}' is no variable of the chat template")
+
+
+async def render(
+    codec: TextCodec,
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None,
+    arguments: Mapping[str, Any],
+    longest: int | None = None,
+    *,
+    special: bool = False,
+    run: OffLoop = off_loop,
+) -> list[int]:
+    """Return the tokens of messages in the chat template with its `arguments`.
+
+    400 when the template refuses them, 413 for more than `longest` tokens.
+    """
+    extra = dict(arguments)
+    prompted = extra.pop("add_generation_prompt", True)
+
+    def text(*, arguments_as_objects: bool) -> str:
+        given = [message.plain(arguments_as_objects=arguments_as_objects) for message in messages]
+        if "developer" not in codec.template_source:  # templates leave out roles that they do not know
+            given = [{**each, "role": "system"} if each["role"] == "developer" else each for each in given]
+        return codec.render_chat(given, tools=tools, add_generation_prompt=prompted, extra=extra)
+
+    def text_of_any_template() -> str:
+        calls = [call for message in messages for call in message.tool_calls or ()]
+        if calls:
+            check_arguments(calls)
+        try:
+            return text(arguments_as_objects=True)
+        except TemplateError:
+            # Some templates, DeepSeek's among them, take arguments as JSON text only.
+            with suppress(TemplateError):
+                if calls:
+                    return text(arguments_as_objects=False)
+            raise
+
+    try:
+        rendered = await run(ANY_SIZE, text_of_any_template)  # a template is a program
+    except TemplateError as error:
+        raise bad_value("messages", str(error)) from error
+    except JSONBoundsError as error:
+        raise APIError(413, str(error), param="messages", code="body_too_long") from error
+    return await encode_prompt(codec, rendered, special, longest, "messages", run)
 
 
 # --- bodies of other interfaces -----------------------------------------------------------------------

@@ -18,10 +18,9 @@ from bigmodel.server.engine.scheduling.request import Request, SamplingParams, S
 from bigmodel.server.http.bodies import Sampling
 from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.errors import APIError, bad_value
-from bigmodel.server.http.parsing import ANY_SIZE, in_thread, in_turn, turn
-from bigmodel.server.http.prompts import too_long
+from bigmodel.server.http.parsing import ANY_SIZE, OffLoop, in_thread, in_turn, turn
 from bigmodel.server.http.state import ServerState
-from bigmodel.server.text.codec import TextCodec
+from bigmodel.server.text.codec import TextCodec, TooManyTokensError
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -34,6 +33,27 @@ def make_request(state: ServerState, body: Sampling, prompt: list[int], params: 
     limits = [t for t in (body.timeout, state.settings.request_timeout) if t is not None]
     deadline = time.monotonic() + min(limits) if limits else None
     return Request(uuid.uuid4().hex, prompt, params, sink, n=body.n or 1, deadline=deadline)
+
+
+async def encode_prompt(
+    codec: TextCodec, text: str, special: bool, longest: int | None, field: str, run: OffLoop
+) -> list[int]:
+    """Return the tokens of a text; 413 for more than `longest`. ``field`` is the body's name of it."""
+    try:
+        return await run(len(text), lambda: codec.encode(text, add_special_tokens=special, longest=longest))
+    except TooManyTokensError as error:
+        assert longest is not None
+        raise too_long(error.least, longest, field, "at least ") from error
+
+
+def too_long(tokens: int, longest: int, field: str, least: str = "") -> APIError:
+    """413: a prompt of the body's ``field`` has more tokens than fit; ``least`` is what is said before their number."""
+    return APIError(
+        413,
+        f"the prompt has {least}{tokens} tokens; with at least one to generate, at most {longest} fit",
+        param=field,
+        code="context_length_exceeded",
+    )
 
 
 def token_limit(

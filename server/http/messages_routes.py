@@ -9,11 +9,10 @@ from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
 from bigmodel.server.answers.anthropic import MessageAnswer
-from bigmodel.server.http.chat_requests import as_chat, fields_named, prepare_chat
+from bigmodel.server.http.chat_requests import as_chat, chat_prompt, fields_named, prepare_chat
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
 from bigmodel.server.http.messages_chats import FIELDS, USUAL_EFFORT, chat_fields, thinking_wanted
 from bigmodel.server.http.parsing import JSONRoute, in_turn
-from bigmodel.server.http.prompts import chat_prompt
 from bigmodel.server.http.reasoning import reasoning_variables
 from bigmodel.server.http.state import state_of
 

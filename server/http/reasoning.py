@@ -5,7 +5,6 @@ from __future__ import annotations
 from bigmodel.server.answers.parsers.formats import REASONING_TAGS, AnswerFormat
 from bigmodel.server.engine.sampling.reasoning_budget import ReasoningBudget
 from bigmodel.server.http.errors import bad_value
-from bigmodel.server.http.prompts import has_variable
 from bigmodel.server.text.codec import TextCodec
 
 _SWITCHES = ("enable_thinking", "thinking")
@@ -22,10 +21,10 @@ def reasoning_variables(
     400 for an effort where the template has no levels of it, nor a switch for "none"; but not for the ``usual`` one of
     an interface, which is the same as none given.
     """
-    switches = [name for name in _SWITCHES if has_variable(codec, name)]
+    switches = [name for name in _SWITCHES if codec.has_variable(name)]
     if effort is None:
         return {} if thinking is None else dict.fromkeys(switches, thinking)
-    if has_variable(codec, _EFFORT):
+    if codec.has_variable(_EFFORT):
         return {_EFFORT: effort, **({} if thinking is None else dict.fromkeys(switches, thinking))}
     if effort == usual:
         return {} if thinking is None else dict.fromkeys(switches, thinking)
@@ -35,12 +34,12 @@ def reasoning_variables(
     raise bad_value(_EFFORT, why, code="unsupported_parameter")
 
 
-def reasoning_budget(tokens: int | None, form: AnswerFormat | None, codec: TextCodec) -> ReasoningBudget | None:
-    """Return the bound on the reasoning of an answer; None without one, or where the model does not reason.
+def reasoning_budget(tokens: int, form: AnswerFormat | None, codec: TextCodec) -> ReasoningBudget | None:
+    """Return the bound on the reasoning of an answer; None where the model does not reason.
 
     400 for a model whose reasoning has no tag that ends it.
     """
-    if tokens is None or form is None or form.forced or form.formats.reasoning is None:
+    if form is None or form.forced or form.formats.reasoning is None:
         return None
     tags = REASONING_TAGS.get(form.formats.reasoning)
     if tags is None:

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi import Request as HTTPRequest
 
+from bigmodel.server.http.chat_requests import check_template_variables, render
 from bigmodel.server.http.errors import bad_value
 from bigmodel.server.http.parsing import JSONRoute, OffLoop, in_turn
-from bigmodel.server.http.prompts import check_template_variables, render
 from bigmodel.server.http.state import state_of
 from bigmodel.server.http.tokenize_bodies import DetokenizeBody, TokenizeBody
 from bigmodel.server.text.codec import TextCodec

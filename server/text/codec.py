@@ -7,6 +7,7 @@ stop string.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -75,6 +76,10 @@ class TextCodec:
         """The text of the chat template, of all of them if there are several; empty without one."""
         template = getattr(self.tokenizer, "chat_template", None) or ""
         return template if isinstance(template, str) else "\n".join(template.values())
+
+    def has_variable(self, name: str) -> bool:
+        """Whether the chat template has a variable: no attribute, no text and no part of another name."""
+        return re.search(rf"(?<![\w.'\"]){name}(?![\w'\"])", self.template_source) is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True, longest: int | None = None) -> list[int]:
         """Return the tokens of a text.

@@ -16,7 +16,6 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,11 +54,6 @@ def choose_host_linear(wanted: HostLinear) -> HostLinear:
 def linear_of(chosen: HostLinear) -> Linear:
     """The function ``(rows, weight) -> rows @ weight.T`` of the chosen library."""
     return functional.linear if chosen == "torch" else onednn_linear
-
-
-def computing_with(chosen: HostLinear) -> AbstractContextManager[object]:
-    """Make this thread's `functional.linear` use the chosen library inside the context."""
-    return nullcontext() if chosen == "torch" else OneDnnLinear()
 
 
 class OneDnnLinear(TorchFunctionMode):

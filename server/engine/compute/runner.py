@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +20,8 @@ from bigmodel.server.engine.compute.attention import NAME, RaggedCache, Span, ra
 from bigmodel.server.engine.compute.hidden import taking_states
 from bigmodel.server.engine.compute.host_linear import (
     HostLinear,
+    OneDnnLinear,
     choose_host_linear,
-    computing_with,
     linear_of,
     probe_row_multiple,
 )
@@ -163,7 +164,8 @@ class PackedRunner:
         padded = len(tokens) + len(pad)
         ids, places, kept = inputs.split([padded, padded, len(rows)])
         extra = {"logits_to_keep": kept} if self._keeps_rows else {}
-        with torch.inference_mode(), ragged_step(cache), computing_with(self.host_linear):
+        library = OneDnnLinear() if self.host_linear == "onednn" else nullcontext()
+        with torch.inference_mode(), ragged_step(cache), library:
             logits: torch.Tensor = self.model(
                 input_ids=ids[None],
                 position_ids=places[None],

@@ -61,7 +61,6 @@ def test_a_budget_is_of_reasoning_that_ends_with_a_tag() -> None:
     assert (made.tokens, made.tags, made.opened) == (5, ("<think>", "</think>"), True)
     for form in (None, AnswerFormat(ModelFormats()), AnswerFormat(ModelFormats(None, "think"), forced=True)):
         assert reasoning_budget(5, form, codec) is None
-    assert reasoning_budget(None, AnswerFormat(ModelFormats(None, "think")), codec) is None
     with pytest.raises(APIError) as refused:
         reasoning_budget(5, AnswerFormat(ModelFormats(None, "harmony")), codec)
     assert refused.value.param == "thinking_token_budget"

@@ -19,7 +19,6 @@ from bigmodel.server.engine.compute.host_linear import (
     CANDIDATES,
     OneDnnLinear,
     choose_host_linear,
-    computing_with,
     onednn_linear,
     probe_row_multiple,
 )
@@ -78,7 +77,7 @@ def test_a_product_with_onednn_is_equal_up_to_rounding(rows: int, biased: bool) 
     x = torch.randn(1, rows, 48)
     with torch.inference_mode():
         expected = layer(x)
-        with computing_with("onednn"):
+        with OneDnnLinear():
             found = layer(x)
         assert torch.equal(found, onednn_linear(x, layer.weight, layer.bias))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""From what a client sent to the tokens of prompts."""
+"""POST /v1/chat/completions: from a conversation to the tokens of its prompt, and what the route decides."""
 
 from __future__ import annotations
 
@@ -7,55 +7,42 @@ from typing import Any
 import pytest
 
 from bigmodel.server.http.chat_bodies import ChatBody
+from bigmodel.server.http.chat_requests import chat_prompt
 from bigmodel.server.http.errors import APIError
-from bigmodel.server.http.prompts import chat_prompt, completion_prompts
-from bigmodel.server.http.text_bodies import CompletionBody
 from bigmodel.server.text.codec import TextCodec
+from tests.server.http.asking import CHAT, post, refusal
 from tests.server.tiny import tiny_tokenizer
 
 CODEC = TextCodec(tiny_tokenizer())
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def completion(prompt: Any = "x", **fields: Any) -> CompletionBody:
-    return CompletionBody.model_validate({"model": "tiny", "prompt": prompt, **fields})
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_both_names_of_max_tokens_are_accepted(url: str, name: str) -> None:
+    answer = post(url, CHAT, **{name: 3}).json()
+    assert answer["usage"]["completion_tokens"] == 3
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["id"].startswith("chatcmpl-")
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("prompt", "tokens"),
-    [
-        ("the", [CODEC.encode("the")]),
-        (["the", "cat"], [CODEC.encode("the"), CODEC.encode("cat")]),
-        ([1, 2], [[1, 2]]),
-        ([[1, 2], [3]], [[1, 2], [3]]),
-        ("cat " * 2000, [CODEC.encode("cat " * 2000)]),  # long enough to be read in another thread
-    ],
-)
-async def test_prompts_in_each_of_their_shapes(prompt: Any, tokens: list[list[int]]) -> None:
-    assert await completion_prompts(completion(prompt), CODEC, 9000) == tokens
+def test_each_choice_is_a_separate_message(url: str) -> None:
+    choices = post(url, CHAT, n=2, max_tokens=2).json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1]
+    assert {choice["message"]["role"] for choice in choices} == {"assistant"}
 
 
-@pytest.mark.anyio
-async def test_a_token_beyond_the_vocabulary_is_refused() -> None:
-    with pytest.raises(APIError, match="not in the vocabulary"):
-        await completion_prompts(completion([CODEC.vocabulary_size]), CODEC, 9000)
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("prompt", ["cat " * 20_000, [1] * 80])
-async def test_a_prompt_beyond_the_context_is_refused_without_tokenising_all_of_it(
-    prompt: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths: list[int] = []
-    encode = CODEC.tokenizer.encode
-    monkeypatch.setattr(
-        CODEC.tokenizer, "encode", lambda text, **more: lengths.append(len(text)) or encode(text, **more)
+def test_logprobs_are_returned_only_on_request(url: str) -> None:
+    asked, plain = (
+        post(url, CHAT, max_tokens=2, **more).json()["choices"][0]["logprobs"]
+        for more in ({"logprobs": True, "top_logprobs": 2}, {})
     )
-    with pytest.raises(APIError, match="at most 40 fit") as refused:
-        await completion_prompts(completion(prompt), CODEC, 40)
-    assert (refused.value.status, refused.value.param) == (413, "prompt")
-    assert sum(lengths) < 1000
+    assert plain is None
+    assert [len(token["top_logprobs"]) for token in asked["content"]] == [2, 2]
+
+
+def test_a_conversation_longer_than_the_context_is_refused(url: str) -> None:
+    long = [{"role": "user", "content": "a" * 2000}]
+    assert refusal(url, CHAT, messages=long) == (413, "messages")
 
 
 @pytest.mark.anyio

@@ -1,32 +1,33 @@
-"""POST routes of OpenAI's older interface: /v1/chat/completions, /v1/completions."""
+"""POST /v1/completions: texts, continued as they are."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
-from bigmodel.server.answers.openai import ChatAnswer, CompletionAnswer
-from bigmodel.server.http.chat_bodies import ChatBody
-from bigmodel.server.http.chat_requests import prepare_chat
+from bigmodel.server.answers.openai import CompletionAnswer
 from bigmodel.server.http.engine_requests import (
     DEFAULT_COMPLETION_TOKENS,
     check_number,
+    encode_prompt,
     grammar_of,
     make_request,
     sampling_params,
     submit_all,
     token_limit,
+    too_long,
 )
 from bigmodel.server.http.errors import bad_value
-from bigmodel.server.http.parsing import JSONRoute, end_turn, in_turn
-from bigmodel.server.http.prompts import completion_prompts, given_prompts
+from bigmodel.server.http.parsing import JSONRoute, OffLoop, end_turn, in_turn, off_loop
 from bigmodel.server.http.respond import JoinedRequests, respond
 from bigmodel.server.http.state import state_of
 from bigmodel.server.http.text_bodies import CompletionBody
+from bigmodel.server.text.codec import TextCodec
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -71,19 +72,23 @@ async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
     return await respond(http, JoinedRequests(engine, requests, mailbox), answer, stream=bool(body.stream))
 
 
-@router.post("/v1/chat/completions")
-async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
-    """Answer a conversation."""
-    prepared = await prepare_chat(body, http)
-    answer = ChatAnswer(
-        f"chatcmpl-{uuid.uuid4().hex}",
-        int(time.time()),
-        state_of(http).settings.model_name,
-        body.n or 1,
-        prepared.codec,
-        logprobs=bool(body.logprobs),
-        usage=body.include_usage,
-        answer_format=prepared.form,
-        shows_reasoning=body.include_reasoning,
-    )
-    return await prepared.answer(http, answer, stream=bool(body.stream))
+def given_prompts(body: CompletionBody) -> list[Any]:
+    """Prompts of a completion, each a text or a list of tokens."""
+    prompt: Any = body.prompt
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+
+
+async def completion_prompts(
+    body: CompletionBody, codec: TextCodec, longest: int, run: OffLoop = off_loop
+) -> list[list[int]]:
+    """Return the prompts of a completion as tokens; 413 for one of more than `longest`."""
+    prompts = []
+    for one in given_prompts(body):
+        if isinstance(one, str):
+            one = await encode_prompt(codec, one, body.add_special_tokens, longest, "prompt", run)
+        elif len(one) > longest:
+            raise too_long(len(one), longest, "prompt")
+        elif max(one) >= codec.vocabulary_size:
+            raise bad_value("prompt", f"token {max(one)} is not in the vocabulary of {codec.vocabulary_size}")
+        prompts.append(one)
+    return prompts
