@@ -49,6 +49,7 @@ def texts(path: Path) -> dict[str, str]:
     return {line["id"]: line["text"] for line in lines}
 
 
+@pytest.mark.slow
 def test_every_prompt_gets_the_answer_that_it_gets_alone(
     model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_second_run_goes_on_where_the_first_was_interrupted(
     assert "all 4 prompts have their answers" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_too_long_has_an_error_and_the_others_an_answer(
     model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,7 @@ def test_json_is_the_plan_itself(folder: Path, capsys: pytest.CaptureFixture[str
     assert set(plan.device_map.values()) <= {"cpu", "disk"}
 
 
+@pytest.mark.slow
 def test_throughput_chooses_the_batch_and_says_its_tokens_per_second(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

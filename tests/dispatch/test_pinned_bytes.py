@@ -58,6 +58,7 @@ def planned(budgets: dict[Any, int]) -> Plan:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.slow
 def test_loading_to_accelerators_pins_the_planned_bytes_and_gives_them_back(
     devices: int, tmp_path: Path, pinned: Pinned
 ) -> None:
@@ -74,6 +75,7 @@ def test_loading_to_accelerators_pins_the_planned_bytes_and_gives_them_back(
     assert all(torch.equal(value.cpu(), expected[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_loading_pins_no_more_than_weights_leave_of_the_hosts_budget(tmp_path: Path, pinned: Pinned) -> None:
     save_model(small_llama(), tmp_path)
     roomy = planned({0: 12 * MEGABYTE, "cpu": 100 * MEGABYTE})

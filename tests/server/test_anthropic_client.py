@@ -196,6 +196,7 @@ def test_a_conversation_with_calls_and_results_goes_on(hermes: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+@pytest.mark.slow
 def test_a_call_can_be_required(client: Any, choice: Any) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")
     choice = {**choice, "disable_parallel_tool_use": True}

@@ -58,11 +58,13 @@ def test_the_peak_of_generating_is_predicted_to_the_byte(settings: dict[str, Any
 
 
 @pytest.mark.parametrize("settings", [{"num_beams": 3}, {"num_beams": 2, "do_sample": True}])
+@pytest.mark.slow
 def test_beams_are_planned_as_texts_of_their_own(settings: dict[str, Any]) -> None:
     predicted, measured = predicted_and_measured(**{"do_sample": False, **settings})
     assert 0.95 * predicted <= measured <= predicted
 
 
+@pytest.mark.slow
 def test_beams_of_an_encoder_decoder_share_the_encoder() -> None:
     torch.manual_seed(0)
     layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}

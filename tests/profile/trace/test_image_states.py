@@ -34,6 +34,7 @@ def idefics(use_resampler: bool) -> Any:
 
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize("use_resampler", [False, True])
+@pytest.mark.slow
 def test_the_peak_of_generating_is_planned_to_the_byte(use_resampler: bool) -> None:
     torch.manual_seed(0)
     model = idefics(use_resampler)

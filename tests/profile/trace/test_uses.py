@@ -76,6 +76,7 @@ def test_images_need_no_context_and_sounds_are_transcribed() -> None:
     assert [name for name, _ in phases(whisper())] == ["prefill", "decode"]
 
 
+@pytest.mark.slow
 def test_the_places_of_a_text_are_given_to_an_encoder_that_takes_them() -> None:
     sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 64}
     config = t.UdopConfig(**sizes, image_size=32, patch_size=8, decoder_start_token_id=0)
@@ -97,6 +98,7 @@ def test_any_model_runs_on_an_example() -> None:
 
 
 @pytest.mark.usefixtures("accelerators")
+@pytest.mark.slow
 def test_a_model_that_has_its_language_model_generate_is_planned_with_keys_and_values() -> None:
     model: Any = OTHERS["blip-2"]().eval()
     model.generation_config.update(eos_token_id=10**6, pad_token_id=0)
