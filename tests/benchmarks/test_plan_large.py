@@ -25,6 +25,7 @@ def test_a_checkpoint_of_headers_is_sound_and_names_each_expert(tmp_path: Path) 
         ("1T mixture, int4", [f"weight_{leaf}" for leaf in PACKED]),
     ],
 )
+@pytest.mark.slow
 def test_quantised_checkpoints_have_the_published_tensors_of_each_expert(
     name: str, leaves: list[str], tmp_path: Path
 ) -> None:

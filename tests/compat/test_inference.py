@@ -71,6 +71,7 @@ def test_in_one_process_the_model_stays_as_it_is() -> None:
 
 
 @on_ranks
+@pytest.mark.slow
 def test_the_last_process_has_the_output_of_batches_of_any_size() -> None:
     expected = Network(8, 8, 8)
     model = prepare_pippy(Network(8, 8, 8), example_args=(tokens(2),))

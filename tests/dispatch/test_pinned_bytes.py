@@ -86,6 +86,7 @@ def test_loading_pins_no_more_than_weights_leave_of_the_hosts_budget(tmp_path: P
     assert pinned.peak == tight.upload_bytes <= 10_000
 
 
+@pytest.mark.slow
 def test_nothing_is_pinned_for_loading_where_nothing_may_be(tmp_path: Path, pinned: Pinned) -> None:
     save_model(small_llama(), tmp_path)
     profile = profile_model(small_llama(), context_length=16, new_tokens=2, device_type="virtual")

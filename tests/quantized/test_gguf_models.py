@@ -80,6 +80,7 @@ def test_a_split_model_is_opened_by_its_folder_or_any_of_its_files(tmp_path: Pat
 
 
 @pytest.mark.parametrize("family", [QWEN3, MIXTRAL, GPT_OSS], ids=lambda family: family.make.__name__)
+@pytest.mark.slow
 def test_planned_bytes_are_those_of_the_header(family: Family, tmp_path: Path) -> None:
     gguf_file(tmp_path / "m.gguf", family, "MXFP4" if family is GPT_OSS else "Q8_0")
     tensors = read_gguf_header(tmp_path / "m.gguf").tensors.values()

@@ -79,6 +79,7 @@ def test_a_model_partly_on_disk_is_served_with_the_same_tokens(tmp_path: Path) -
     parts.stop()
 
 
+@pytest.mark.slow
 def test_quantised_weights_may_be_computed_as_they_are_packed(tmp_path: Path) -> None:
     folder = tmp_path / "q"
     published(folder, packed(), vocab_size=512)

@@ -82,6 +82,7 @@ def test_only_streamed_units_move() -> None:
     assert spread_over(deep(), SLOW, SLOW, known=resident).execution == resident.execution
 
 
+@pytest.mark.slow
 def test_tied_units_lent_weights_and_experts_stay_on_the_main_device() -> None:
     tied = profile_model(tiny_llama(tie_word_embeddings=True), context_length=16, device_type="virtual")
     away = Assignment(("cpu",) * len(tied.units), (0,) * len(tied.units), 0, slots=2)

@@ -274,6 +274,7 @@ def test_what_was_prepared_is_forgotten() -> None:
 
 
 @on_ranks
+@pytest.mark.slow
 def test_each_process_may_name_a_folder_of_its_own(folder: Path) -> None:
     run = Run(Accelerator())
     run.epoch()

@@ -36,6 +36,7 @@ def test_a_saved_model_has_the_config_with_which_transformers_loads_it(tmp_path:
 
 
 @on_ranks
+@pytest.mark.slow
 def test_one_file_comes_back_and_a_missing_one_is_an_error_on_both(folder: Path) -> None:
     accelerator, model, optimizer = sharded(state_dict_type="FULL_STATE_DICT")
     model, optimizer = accelerator.prepare(model, optimizer)
