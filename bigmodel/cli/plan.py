@@ -74,9 +74,7 @@ def plan(
 ) -> None:
     """Plan MODEL from its config and safetensors headers; no weight is read or downloaded."""
     from bigmodel.plan import make_plan, plan_training
-    from bigmodel.plan.result.budgets import device_type_of, read_budgets
-    from bigmodel.plan.search.batch import best_batch
-    from bigmodel.profile import meta_model, profile_source
+    from bigmodel.profile import meta_model
     from bigmodel.profile.trace.inputs import parse_inputs
     from bigmodel.server.loading import parse_max_memory
     from bigmodel.sources.resolve import open_source
@@ -100,34 +98,23 @@ def plan(
         skeleton = meta_model(open_source(model, revision), dtype)
         _show(plan_training(skeleton, budgets, batch_size or 1, context, train), as_json, explain, plot)
         return
-    sample_inputs = parse_inputs(inputs) if inputs else None
-    device_type = device_type_of(read_budgets(budgets))
-
-    def plan_at(size: int) -> Plan:
-        profile = profile_source(
-            model,
-            dtype=dtype,
-            revision=revision,
-            batch_size=size,
-            context_length=context,
-            new_tokens=new_tokens,
-            sample_inputs=sample_inputs,
-            device_type=device_type,
-            host_kernels=host_kernels,
-            padded=padded,
-        )
-        return make_plan(
-            profile,
-            budgets,
-            strategy,
-            objective=objective,
-            offload=offload or "stream",
-            offload_dtype=offload_dtype,
-            strict=strict,
-        )
-
-    chosen = batch_size is None and objective == "throughput" and sample_inputs is None
-    found = best_batch(plan_at) if chosen else plan_at(batch_size or 1)
+    found = make_plan(
+        model,
+        budgets,
+        strategy,
+        batch_size,
+        context,
+        dtype,
+        new_tokens=new_tokens,
+        offload_dtype=offload_dtype,
+        host_kernels=host_kernels,
+        objective=objective,
+        offload=offload or "stream",
+        sample_inputs=parse_inputs(inputs) if inputs else None,
+        strict=strict,
+        padded=padded,
+        revision=revision,
+    )
     _show(found, as_json, explain, plot)
 
 

@@ -97,6 +97,7 @@ def plan(
     sample_inputs: SampleInputs | None = None,
     strict: bool = False,
     padded: bool = True,
+    revision: str | None = None,
 ) -> Plan:
     """Return a plan under which no device passes its budget. `bigmodel.make_plan` is this function.
 
@@ -151,6 +152,7 @@ def plan(
         strict: raise PlanError if the memory of any input of the model is unknown, instead of noting it.
         padded: budgets hold for padded sequences, too, also for a single one: a mask that leaves tokens out takes up to
             a few times the square of the context in bytes. False: no sequence is ever padded, which saves that.
+        revision: branch, tag or commit of a Hub id.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
@@ -199,6 +201,7 @@ def plan(
             sample_inputs=sample_inputs,
             host_kernels=host_kernels,
             padded=padded,
+            revision=revision,
         )
         return request.plan(profile)
 
@@ -344,9 +347,12 @@ def _profile(
     model: nn.Module | Profile | str | os.PathLike[str],
     dtype: DtypeLike | None,
     host_kernels: str | None,
+    revision: str | None,
     **options: Any,
 ) -> Profile:
     """Return the profile of a module, or of the model in a folder or repository; a profile as it is."""
+    if revision is not None and not isinstance(model, (str, os.PathLike)):
+        raise PlanError(f"revision={revision!r} is of a repository on the Hub, and the model is given: remove it")
     if isinstance(model, Profile):
         if options["sample_inputs"] is not None:
             raise PlanError("a profile fixes the inputs: give sample_inputs to profile_model, or the model itself")
@@ -355,5 +361,5 @@ def _profile(
         return model
     options["host_kernels"] = host_kernels or EXACT
     if isinstance(model, (str, os.PathLike)):
-        return profile_source(model, dtype="auto" if dtype is None else dtype, **options)
+        return profile_source(model, "auto" if dtype is None else dtype, revision, **options)
     return profile_model(model, dtype=dtype, **options)
