@@ -87,6 +87,26 @@ def check_one_process(model: nn.Module, several: bool, over_devices: bool) -> No
         )
 
 
+def check_quantized(model: nn.Module) -> None:
+    """Refuse a model that bitsandbytes has quantised, and parts of which no bitsandbytes here computes where they are.
+
+    Raises:
+        TrainError: parts are on the processor, where this bitsandbytes does not compute, or on disk.
+    """
+    if not (getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)):
+        return
+    import bigmodel.accelerator as public  # callers may have replaced what says which devices there are
+
+    places = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
+    on_host = public.is_bitsandbytes_multi_backend_available() and not public.is_xpu_available()
+    if "disk" in places or ("cpu" in places and not on_host):
+        raise TrainError(
+            "a model in 8-bit or 4-bit precision cannot be trained with CPU or disk offload: bitsandbytes does not "
+            "compute with weights there; load it with a device map of accelerators alone, or, for parts on the CPU, "
+            "install a bitsandbytes that computes on the CPU"
+        )
+
+
 def _is_dispatched(model: nn.Module) -> bool:
     return any("hf_device_map" in module.__dict__ for module in model.modules())
 

@@ -67,6 +67,7 @@ from .available import is_4bit_bnb_available as is_4bit_bnb_available
 from .available import is_8bit_bnb_available as is_8bit_bnb_available
 from .available import is_aim_available as is_aim_available
 from .available import is_bf16_available as is_bf16_available
+from .available import is_bitsandbytes_multi_backend_available as is_bitsandbytes_multi_backend_available
 from .available import is_bnb_available as is_bnb_available
 from .available import is_boto3_available as is_boto3_available
 from .available import is_clearml_available as is_clearml_available

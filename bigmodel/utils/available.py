@@ -85,6 +85,15 @@ def is_xpu_available(check_device: bool = False) -> bool:
     return torch.xpu.is_available()
 
 
+def is_bitsandbytes_multi_backend_available() -> bool:
+    """Whether there is a bitsandbytes that computes on other devices than CUDA GPUs, the processor among them."""
+    if not is_bnb_available():
+        return False
+    import bitsandbytes
+
+    return "multi_backend" in getattr(bitsandbytes, "features", ())
+
+
 def is_mps_available(min_version: str = "1.12") -> bool:
     """Whether there is an Apple GPU. `min_version` is older than any PyTorch this library runs on."""
     return torch.backends.mps.is_available()

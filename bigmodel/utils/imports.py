@@ -2,6 +2,7 @@
 
 from bigmodel.utils.available import is_aim_available as is_aim_available
 from bigmodel.utils.available import is_bf16_available as is_bf16_available
+from bigmodel.utils.available import is_bitsandbytes_multi_backend_available as is_bitsandbytes_multi_backend_available
 from bigmodel.utils.available import is_bnb_available as is_bnb_available
 from bigmodel.utils.available import is_boto3_available as is_boto3_available
 from bigmodel.utils.available import is_clearml_available as is_clearml_available

@@ -18,7 +18,7 @@ from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import TrainError
 from bigmodel.profile.training.memory import training_memory
 from bigmodel.train import Accelerator
-from bigmodel.train.dispatched import check_one_process
+from bigmodel.train.dispatched import check_one_process, check_quantized
 from tests.dispatch.models import llama, stack
 from tests.train.multiprocess import fresh_states
 
@@ -222,6 +222,29 @@ def test_several_processes_cannot_share_one() -> None:
     check_one_process(llama(), several=True, over_devices=False)
     with pytest.raises(TrainError, match="cannot be trained by several processes"):
         check_one_process(streamed, several=True, over_devices=False)
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_quantised_parts_that_bitsandbytes_cannot_compute_with_are_refused(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    model = nn.Linear(2, 2)
+    model.is_loaded_in_4bit, model.hf_device_map = True, {"": place}
+    monkeypatch.setattr("bigmodel.accelerator.is_bitsandbytes_multi_backend_available", lambda: False)
+    with pytest.raises(TrainError, match="CPU or disk offload"):
+        Accelerator().prepare(model)
+    model.hf_device_map = {"": 0}
+    check_quantized(model)
+
+
+def test_quantised_parts_on_the_host_train_where_bitsandbytes_computes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    model.is_loaded_in_8bit, model.hf_device_map = True, {"": "cpu"}
+    monkeypatch.setattr("bigmodel.accelerator.is_bitsandbytes_multi_backend_available", lambda: True)
+    check_quantized(model)
+    monkeypatch.setattr("bigmodel.accelerator.is_xpu_available", lambda: True)
+    with pytest.raises(TrainError, match="CPU or disk offload"):
+        check_quantized(model)
 
 
 def test_tied_weights_on_two_devices_are_refused_also_without_an_optimizer() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
@@ -29,6 +30,15 @@ def test_bfloat16_depends_on_the_gpu(monkeypatch: pytest.MonkeyPatch, supported:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
     assert available.is_bf16_available() is supported
+
+
+def test_bitsandbytes_says_whether_it_computes_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = ModuleType("bitsandbytes")
+    library.__spec__ = ModuleSpec("bitsandbytes", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", library)
+    assert not available.is_bitsandbytes_multi_backend_available()
+    library.features = {"multi_backend"}
+    assert available.is_bitsandbytes_multi_backend_available()
 
 
 def test_fp8_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

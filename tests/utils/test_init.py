@@ -23,8 +23,7 @@ NOT_HERE = {
         convert_model_to_fp8_ao filter_first_and_last_linear_layers has_ao_layers
         has_transformer_engine_layers torchao_required""",
     "bitsandbytes models are loaded by transformers": """
-        BnbQuantizationConfig load_and_quantize_model has_4bit_bnb_layers
-        is_bitsandbytes_multi_backend_available""",
+        BnbQuantizationConfig load_and_quantize_model has_4bit_bnb_layers""",
     "context and sequence parallelism are not supported": """
         TorchContextParallelConfig DeepSpeedSequenceParallelConfig""",
     "parts of the planner, the strategies and the launcher, which have parts of their own here": """

@@ -16,7 +16,7 @@ from bigmodel.train import environment
 from bigmodel.train.accelerator.base import AcceleratorCore
 from bigmodel.train.data.loader import DataLoaderShard
 from bigmodel.train.data.prepare import prepare_data_loader, skip_first_batches
-from bigmodel.train.dispatched import check_one_process
+from bigmodel.train.dispatched import check_one_process, check_quantized
 from bigmodel.train.handlers import AORecipeKwargs
 from bigmodel.train.optimizer import AcceleratedOptimizer, move_state_to_parameters
 from bigmodel.train.precision.mixed import MixedPrecisionForward, convert_to_fp8
@@ -84,6 +84,7 @@ class PreparingModels(AcceleratorCore):
 
     def _in_precision(self, model: nn.Module) -> nn.Module:
         """Check that the model can be trained here, and set its forward's precision."""
+        check_quantized(model)
         check_one_process(model, self.state.use_distributed, self.verify_device_map(model))
         if self.mixed_precision == "fp8":
             model = convert_to_fp8(model, self.device, self.handlers.get(AORecipeKwargs))

@@ -13,8 +13,6 @@ REASONS = {
         test_modeling_utils.py::test_infer_auto_device_map_with_tied_weights""",
     "needs a configuration from the Hub, and accelerate's map: here its tied weights are together on accelerator 1": """
         test_modeling_utils.py::test_infer_auto_device_map_on_t0pp""",
-    "replaces names inside accelerate's own module": """
-        test_accelerator.py::test_prepare_model_8bit_cpu_offload_raises_valueerror_not_typeerror""",
     "at times one process takes the last number, and over gloo waits for the other, which found none and has ended": """
         scripts/test_notebook.py::test_fault_tolerant""",
     "bitsandbytes may be imported: whether forks can be trained in is tried, not told from what is imported": """
