@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to serve; ``draft_model`` proposes tokens that it verifies."""
+    """A model ready to serve; ``draft_model`` proposes tokens that it verifies.
+
+    ``checkpoint`` is a digest of the files it was loaded from.
+    """
 
     model: Any
     tokenizer: Any
     plan: Any = None
     draft_model: Any = None
+    checkpoint: str | None = None
 
 
 class LoadingCancelledError(ServeError):
@@ -107,19 +111,20 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     """
     from bigmodel.checkpoint.progress import watching
     from bigmodel.dispatch import from_pretrained, get_plan
+    from bigmodel.server.engine.kv.prefix_identity import checkpoint_digest
     from bigmodel.sources.resolve import open_source
 
     revision, trusted = options.get("revision"), options.get("trust_remote_code", False)
     progress = progress or Loading()
     progress.begin("looking for the model")
-    open_source(model, revision, trust_remote_code=trusted)  # raises before anything is loaded
+    source = open_source(model, revision, trust_remote_code=trusted)  # raises before anything is loaded
     progress.begin("loading the tokenizer")
     tokenizer = load_tokenizer(model, revision, trusted)
     progress.measure()
     progress.begin("loading the weights")
     with watching(progress.report):
         placed = from_pretrained(model, per_pass=False, **options)  # the engine holds keys and values itself
-    return Loaded(placed, tokenizer, get_plan(placed))
+    return Loaded(placed, tokenizer, get_plan(placed), checkpoint=checkpoint_digest(source))
 
 
 def load_tokenizer(model: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:

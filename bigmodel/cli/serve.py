@@ -31,7 +31,16 @@ BatchTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Most tokens co
 _LENGTH = typer.Option(min=1, help="Longest prompt plus output, in tokens (default: the model's).")
 Length: TypeAlias = Annotated[int | None, _LENGTH]
 KVMemory: TypeAlias = Annotated[str | None, typer.Option(help="KV cache memory on a device, such as 4GiB.")]
-PrefixCache: TypeAlias = Annotated[bool, typer.Option(help="Reuse the KV cache of shared prompt prefixes.")]
+_PREFIX = typer.Option(
+    "--prefix-cache",
+    help="Folder that keeps the KV cache of prompts on disk, too, for a later start of the same model.",
+    file_okay=False,
+)
+PrefixFolder: TypeAlias = Annotated[Path | None, _PREFIX]
+_PREFIX_SIZE = typer.Option("--prefix-cache-size", help="Most bytes of that folder.")
+PrefixSize: TypeAlias = Annotated[str, _PREFIX_SIZE]
+_NO_PREFIX = typer.Option("--no-prefix-cache", help="Compute shared prompt prefixes each time.")
+NoPrefix: TypeAlias = Annotated[bool, _NO_PREFIX]
 _INVARIANT = typer.Option(help="Same tokens alone and in a batch; slows single streams slightly.")
 Invariant: TypeAlias = Annotated[bool, _INVARIANT]
 DraftTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens drafted per step.")]
@@ -87,7 +96,9 @@ def serve(
     max_batch_tokens: BatchTokens = 512,
     max_model_len: Length = None,
     kv_memory: KVMemory = None,
-    prefix_cache: PrefixCache = True,
+    prefix_cache: PrefixFolder = None,
+    prefix_cache_size: PrefixSize = "20GiB",
+    no_prefix_cache: NoPrefix = False,
     batch_invariant: Invariant = True,
     draft_model: shared.DraftModel = None,
     draft_tokens: DraftTokens = 4,
@@ -117,10 +128,12 @@ def serve(
             max_queue,
             kv_bytes,
             max_model_len,
-            prefix_cache,
+            not no_prefix_cache,
             rows,
             draft_tokens,
             prompt_lookup=prompt_lookup,
+            prefix_folder=prefix_cache,
+            prefix_folder_bytes=parse_size(prefix_cache_size),
         )
         name = served_model_name or display_name(model)
         settings = Settings(

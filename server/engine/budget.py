@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from bigmodel.devices import format_size, free_memory_bytes, normalize_device
@@ -17,6 +18,7 @@ from bigmodel.limits import KV_SHARE
 from bigmodel.server.engine.compute.host_linear import HostLinear
 from bigmodel.server.engine.kv.buffers import GROWTH, PROMPT_BLOCK
 
+PREFIX_FOLDER_BYTES = 20 << 30
 DEFAULT_SEQUENCES = 16  # at once, where the plan has memory for them
 
 
@@ -33,6 +35,8 @@ class EngineOptions:
         kv_bytes: Bytes for keys and values on every device; None: those of the plan, else a quarter of the free memory.
         max_length: Prompt plus output of one sequence, in tokens; None for the model's context.
         prefix_cache: Whether to keep keys and values of prompts for later ones.
+        prefix_folder: Folder whose files keep them, too, beyond their memory and the process.
+        prefix_folder_bytes: Most bytes of these files.
         row_multiple: Padding of packed rows, see :mod:`bigmodel.server.engine.compute.host_linear`; 1 is fastest for a
             single stream and gives up equal bits alone and in a batch.
         draft_tokens: Tokens that a draft model proposes in a step.
@@ -50,6 +54,8 @@ class EngineOptions:
     draft_tokens: int = 4
     host_linear: HostLinear = "auto"
     prompt_lookup: int = 0
+    prefix_folder: Path | None = None
+    prefix_folder_bytes: int = PREFIX_FOLDER_BYTES
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from bigmodel.devices import format_size
 from bigmodel.errors import ServeError
-from bigmodel.server.engine.budget import EngineOptions, kv_budget, sequences_at_once, tokens_of_a_step
+from bigmodel.server.engine.budget import EngineOptions, KVBudget, kv_budget, sequences_at_once, tokens_of_a_step
 from bigmodel.server.engine.compute.choose_runner import choose_runner
 from bigmodel.server.engine.compute.draft import Drafter, ModelDrafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner, generates
@@ -18,8 +19,10 @@ from bigmodel.server.engine.compute.runner import PackedRunner, Runner
 from bigmodel.server.engine.core import EngineCore
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
-from bigmodel.server.engine.kv.buffers import SequenceKV, TokenPool
+from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
 from bigmodel.server.engine.kv.prefix import PrefixCache
+from bigmodel.server.engine.kv.prefix_files import PrefixFiles
+from bigmodel.server.engine.kv.prefix_identity import prefix_identity
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.engine.scheduling.scheduler import Scheduler
 from bigmodel.server.text.codec import TextCodec
@@ -32,10 +35,14 @@ def build_engine(
     options: EngineOptions | None = None,
     *,
     draft_model: torch.nn.Module | None = None,
+    checkpoint: str | None = None,
     observer: Observer | None = None,
     on_failure: Callable[[BaseException], None] | None = None,
 ) -> Engine:
-    """An engine for ``model``, not started yet; ``draft_model`` proposes tokens that the model verifies."""
+    """An engine for ``model``, not started yet; ``draft_model`` proposes tokens that the model verifies.
+
+    ``checkpoint`` is what `checkpoint_digest` returned of the model's, for options with a ``prefix_folder``.
+    """
     options = options or EngineOptions()
     model.eval()
     runner = (
@@ -48,6 +55,8 @@ def build_engine(
     budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options, gathered)
     pool = TokenPool(budget.tokens)
     prefix = PrefixCache(pool, enabled=options.prefix_cache and isinstance(runner, PackedRunner))
+    if options.prefix_folder is not None:
+        prefix.files = prefix_files(options, checkpoint, tokenizer, plan, runner, budget, enabled=prefix.enabled)
     sequences = sequences_at_once(plan, options)
     scheduler = Scheduler(
         pool,
@@ -75,6 +84,35 @@ def build_engine(
         kv_bytes_per_token=budget.bytes_per_token,
         on_failure=on_failure,
     )
+
+
+def prefix_files(
+    options: EngineOptions,
+    checkpoint: str | None,
+    tokenizer: Any,
+    plan: Any,
+    runner: Runner,
+    budget: KVBudget,
+    *,
+    enabled: bool,
+) -> PrefixFiles:
+    """The files of the prefix cache. Raises ServeError where there can be none, or where not one block fits."""
+    assert options.prefix_folder is not None
+    if not enabled:
+        raise ServeError("a folder for the prefix cache needs the prefix cache, and a model computed in packed batches")
+    if checkpoint is None:
+        raise ServeError(
+            "a folder for the prefix cache needs a model from a checkpoint: its files say whose blocks fit"
+        )
+    block = PROMPT_BLOCK * sum(budget.bytes_per_token.values())
+    if block > options.prefix_folder_bytes:
+        raise ServeError(
+            f"{format_size(options.prefix_folder_bytes)} for the prefix cache's files do not hold one block of "
+            f"{PROMPT_BLOCK} tokens: {format_size(block)}; give more"
+        )
+    codec = getattr(tokenizer, "tokenizer", tokenizer)
+    identity = prefix_identity(checkpoint, codec, plan, runner, budget.bytes_per_token)
+    return PrefixFiles(options.prefix_folder, options.prefix_folder_bytes, identity)
 
 
 def kv_maker(runner: Runner, positions: int) -> Callable[[], SequenceKV]:

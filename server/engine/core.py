@@ -138,6 +138,7 @@ class EngineCore:
                 if rows is not None and scheduled.sequence.remaining == 0 and scheduled.pooled_rows is None:
                     ready.append((scheduled, rows))
         self._sampler.sample(ready)
+        self.scheduler.prefix.write()
         self.steps += 1
         self._observer.step(time.monotonic() - begun, len(batch))
         return True

@@ -16,6 +16,9 @@ from bigmodel.server.engine.scheduling.request import Delta, Event, Request, Sin
 
 logger = logging.getLogger(__name__)
 
+WRITE_SECONDS = 0.02
+"""How often an idle engine looks whether files of the prefix cache accept more blocks."""
+
 
 class QueueFullError(ServeError):
     """The engine has reached its limit of unfinished sequences."""
@@ -155,13 +158,17 @@ class Engine:
             self._close(State.STOPPED, None)
 
     def _receive(self) -> None:
-        """Process messages; block for one while there is nothing to compute."""
+        """Process messages; block for one while there is nothing to compute, and nothing to write."""
+        prefix = self.core.scheduler.prefix
         block = self.core.idle
         while not self._stopping:
             try:
-                message = self._inbox.get(block=block)
+                message = self._inbox.get(block=block, timeout=WRITE_SECONDS if prefix.unwritten else None)
             except queue.Empty:
-                return
+                if not block:
+                    return
+                prefix.write()
+                continue
             block = False
             if isinstance(message, Request):
                 self.core.add(message)
@@ -182,6 +189,7 @@ class Engine:
                 self.core.add(message)
         for request in list(self.core.requests.values()):
             self.core.fail(request, "engine", "the engine stopped before the request was finished")
+        self.core.scheduler.prefix.close(lost=error is not None)
         if error is not None and self._on_failure is not None:
             self._on_failure(error)
 

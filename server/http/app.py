@@ -121,6 +121,7 @@ class _Startup:
             loaded.plan,
             state.settings.engine,
             draft_model=loaded.draft_model,
+            checkpoint=loaded.checkpoint,
             observer=state.metrics,
             on_failure=self._failed,
         )

@@ -102,6 +102,13 @@ class _State(Collector):
             "bigmodel_prefix_cache_hit_tokens": ("Prompt tokens served from the cache", scheduler.prefix.hits),
             "bigmodel_prefix_cache_looked_up_tokens": ("Prompt tokens looked up", scheduler.prefix.lookups),
         }
+        files = scheduler.prefix.files
+        if files is not None:
+            counters |= {
+                "bigmodel_prefix_files_restored_tokens": ("Prompt tokens read from files", files.restored),
+                "bigmodel_prefix_files_written_bytes": ("Bytes of prompt blocks written to files", files.written),
+                "bigmodel_prefix_files_refused": ("Files of prompt blocks that were torn or wrong", files.refused),
+            }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value)
 

@@ -61,6 +61,7 @@ def _engine(state: ServerState) -> dict[str, Any] | None:
             "blocks": len(scheduler.prefix),
             "hit_tokens": scheduler.prefix.hits,
             "looked_up_tokens": scheduler.prefix.lookups,
+            "restored_tokens": None if scheduler.prefix.files is None else scheduler.prefix.files.restored,
         },
         "preemptions": scheduler.preemptions,
         "generated_tokens": core.counts.generated,

@@ -59,6 +59,7 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
         *("--no-batch-invariant", "--no-prefix-cache", "--request-timeout", "7", "--drain-timeout", "9"),
         *("--max-body", "1MiB", "--max-batch-tokens", "256"),
         *("--tool-parser", "hermes", "--reasoning-parser", "none"),
+        *("--prefix-cache", str(tmp_path / "kept"), "--prefix-cache-size", "3GiB"),
     )
     settings: Settings = served["settings"]
     assert settings.api_keys == ("first", "second", "third")
@@ -69,6 +70,7 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
     assert (engine.max_sequences, engine.max_queue, engine.max_length) == (3, 5, 99)
     assert (engine.kv_bytes, engine.max_batch_tokens) == (2 << 30, 256)
     assert (engine.row_multiple, engine.prefix_cache) == (1, False)
+    assert (engine.prefix_folder, engine.prefix_folder_bytes) == (tmp_path / "kept", 3 << 30)
 
 
 def test_the_model_is_loaded_with_the_options_of_placing_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,12 @@ class Page:
     def __del__(self) -> None:
         self._arena.free.append(self.number)
 
+    def layers(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Views of the page's keys and values [key-value heads, PROMPT_BLOCK, dim], by layer."""
+        rows = slice(self.number * PROMPT_BLOCK, (self.number + 1) * PROMPT_BLOCK)
+        held = {layer: self._arena.layer(layer) for layer in self._arena.layers()}
+        return {layer: (k[rows].transpose(0, 1), v[rows].transpose(0, 1)) for layer, (k, v) in held.items()}
+
 
 class KVArena:
     """Pages for ``capacity`` positions, a multiple of PROMPT_BLOCK; memory of a layer is allocated at its first write.

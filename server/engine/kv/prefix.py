@@ -1,12 +1,18 @@
-"""Prefix cache: keys and values of prompt blocks, kept for later prompts that begin the same way."""
+"""Prefix cache: keys and values of prompt blocks, kept for later prompts that begin the same way.
+
+With files, blocks are written as soon as they are kept, and read where memory no longer holds them.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from typing import cast
 
+from bigmodel.server.engine.kv.arena import Page
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
+from bigmodel.server.engine.kv.prefix_files import BlockFile, HostBlock, LayerKV, PrefixFiles
 
 Key = tuple[int, tuple[int, ...]]  # serial of the parent block (0: none), and the tokens of this one
 
@@ -15,11 +21,15 @@ _serials = itertools.count(1)
 
 @dataclass
 class PrefixBlock:
-    """Keys and values of :data:`PROMPT_BLOCK` positions, as `SequenceKV.cut` gave them, and the place in the tree."""
+    """Keys and values of :data:`PROMPT_BLOCK` positions, as `SequenceKV.cut` gave them, and the place in the tree.
+
+    ``unwritten`` is the file that it has to be written to.
+    """
 
     content: object
     parent: PrefixBlock | None
     children: int = 0
+    unwritten: BlockFile | None = None
     serial: int = field(default_factory=lambda: next(_serials))
 
 
@@ -30,14 +40,16 @@ class PrefixCache:
     Only whole blocks are kept: every request computes them the same way, so a request served from the cache gets the
     bits it would have computed itself. Keys hold the tokens themselves, not a hash of them: no collision is possible.
 
-    ``hits`` and ``lookups`` count prompt tokens served from the cache and looked up in it.
+    ``hits`` and ``lookups`` count prompt tokens served from the cache, files included, and looked up in it.
     """
 
     pool: TokenPool
     enabled: bool = True
+    files: PrefixFiles | None = None
     hits: int = 0
     lookups: int = 0
     _blocks: OrderedDict[Key, PrefixBlock] = field(default_factory=OrderedDict)
+    _unwritten: deque[PrefixBlock] = field(default_factory=deque)
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -52,13 +64,18 @@ class PrefixCache:
             kv.put(index, block.content)
 
     def insert(self, kv: SequenceKV, prompt: list[int]) -> None:
-        """Cache the whole blocks of a computed ``prompt``, as far as the pool has free positions."""
+        """Cache the whole blocks of a computed ``prompt``, as far as the pool has free positions.
+
+        Blocks beyond them go to the files, as far as these accept them now.
+        """
         if not self.enabled:
             return
         blocks = len(prompt) // PROMPT_BLOCK
         path = self._walk(prompt, blocks)
+        files = self.files.of(prompt, blocks) if self.files is not None and len(path) < blocks else []
         for index in range(len(path), blocks):
             if not self.pool.take(PROMPT_BLOCK):
+                self._write_from(kv, files, index)
                 return
             parent = path[-1] if path else None
             try:
@@ -69,6 +86,57 @@ class PrefixCache:
             self._blocks[_key(parent, prompt, index)] = path[-1]
             if parent is not None:
                 parent.children += 1
+            if self.files is not None and not self.files.has(files[index]):
+                path[-1].unwritten = files[index]
+                self._unwritten.append(path[-1])
+
+    def _write_from(self, kv: SequenceKV, files: list[BlockFile], start: int) -> None:
+        for index, file in enumerate(files[start:], start):
+            if self.files is None or not self.files.accepts:
+                return
+            if not self.files.has(file):
+                self.files.write(file, HostBlock.copy_of(_layers(_cut(kv, index))))
+
+    def files_after(self, prompt: list[int], tokens: int) -> list[BlockFile]:
+        """Files of ``prompt`` after its first ``tokens``, whether they exist or not."""
+        if not self.enabled or self.files is None:
+            return []
+        last = (len(prompt) - 1) // PROMPT_BLOCK  # fewer than all, so that the last token gives logits
+        return self.files.of(prompt, last)[tokens // PROMPT_BLOCK :]
+
+    def restore(self, kv: SequenceKV, index: int, file: BlockFile) -> bool:
+        """Give ``kv`` the prompt block ``index`` from ``file``; False where there is none that is right."""
+        block = self.files.read(file) if self.files is not None else None
+        if block is None:
+            return False
+        block.put_into(kv, index)
+        self.hits += PROMPT_BLOCK
+        return True
+
+    def read_ahead(self, prompt: list[int]) -> None:
+        """Have the files of ``prompt`` read into memory, which will be wanted soon."""
+        if self.files is not None:
+            self.files.read_ahead(self.files_after(prompt, self.match(prompt)))
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether blocks have yet to be given to the files."""
+        return bool(self._unwritten)
+
+    def write(self, *, everything: bool = False) -> None:
+        """Give blocks to the files: as many as they accept now, or all."""
+        while self.files is not None and self._unwritten and (everything or self.files.accepts):
+            block = self._unwritten.popleft()
+            if block.unwritten is not None:
+                self.files.write(block.unwritten, HostBlock.copy_of(_layers(block.content)))
+                block.unwritten = None
+
+    def close(self, *, lost: bool = False) -> None:
+        """Write what has to be written, unless memory is ``lost``, and wait for it."""
+        if self.files is not None:
+            if not lost:
+                self.write(everything=True)
+            self.files.close()
 
     def shrink(self, positions: int) -> bool:
         """Evict blocks until ``positions`` are free in the pool; False, and nothing evicted, if that is impossible."""
@@ -97,6 +165,7 @@ class PrefixCache:
 
     def _drop(self, key: Key) -> None:
         block = self._blocks.pop(key)
+        block.unwritten = None  # memory is wanted now; writing would hold it
         if block.parent is not None:
             block.parent.children -= 1
         self.pool.give_back(PROMPT_BLOCK)
@@ -108,3 +177,7 @@ def _key(parent: PrefixBlock | None, prompt: list[int], index: int) -> Key:
 
 def _cut(kv: SequenceKV, index: int) -> object:
     return kv.cut(index)
+
+
+def _layers(content: object) -> LayerKV:
+    return content.layers() if isinstance(content, Page) else cast(LayerKV, content)

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from bigmodel.server.engine.kv.buffers import SequenceKV
+from bigmodel.server.engine.kv.prefix_files import BlockFile
 
 _order = itertools.count()
 
@@ -210,6 +211,7 @@ class Sequence:
         self.takes_drafts = True  # until the draft model fails at it
         self.computed = 0
         self.cached_tokens = 0
+        self.on_file: list[BlockFile] = []  # of the prompt's next blocks, to be read
         self.kv: SequenceKV | None = None
         self.phase = SequencePhase.WAITING
         # Each sequence has its own generator: draws of other requests must not change its own.

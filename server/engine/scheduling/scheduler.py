@@ -50,6 +50,10 @@ class SchedulingError(ServeError):
         self.sequence = sequence
 
 
+RESTORED_BLOCKS = 4
+"""Prompt blocks that are read from files in one step in which texts grow, too."""
+
+
 @contextmanager
 def _on_behalf_of(sequence: Sequence) -> Iterator[None]:
     """Raise errors within this context as errors of ``sequence``."""
@@ -87,9 +91,12 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # oldest first
         self.preemptions = 0
+        self._readable = 0  # blocks that this step may still read from files
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
+        if sequence.index == 0:
+            self.prefix.read_ahead(sequence.request.prompt)
         self.waiting.append(sequence)
 
     def schedule(self) -> list[ScheduledTokens]:
@@ -98,6 +105,8 @@ class Scheduler:
         Raises :class:`SchedulingError` when one sequence cannot be scheduled. Once that is finished, call it again.
         """
         batch = self._decode()
+        # Texts that grow wait for no long prompt to be read: neither do they for one to be computed.
+        self._readable = RESTORED_BLOCKS if batch else self.pool.capacity
         batch += self._prefill(self.max_batch_tokens - sum(1 + len(scheduled.draft) for scheduled in batch))
         return sorted(batch, key=lambda scheduled: scheduled.sequence.order)
 
@@ -147,12 +156,20 @@ class Scheduler:
                 if self._shares_unfinished_prompt(sequence) or not self._admit(sequence):
                     break
             tokens = self._chunk(sequence, budget)
-            batch.append(ScheduledTokens(sequence, tokens))
-            budget -= tokens
+            if tokens:
+                batch.append(ScheduledTokens(sequence, tokens))
+                budget -= tokens
         return batch
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """Tokens of the sequence that fit ``budget``; a cut within the prompt falls on a block boundary."""
+        """Tokens of the sequence that fit ``budget``; a cut within the prompt falls on a block boundary.
+
+        What is in files is read, not computed: 0 where this step may read no more of them.
+        """
+        with _on_behalf_of(sequence):
+            self._restore(sequence)
+        if sequence.on_file:
+            return 0
         end = sequence.computed + min(budget, sequence.remaining)
         if end < sequence.prompt_length:
             end = end // PROMPT_BLOCK * PROMPT_BLOCK
@@ -184,6 +201,7 @@ class Scheduler:
             whole = sequence.params.prompt_logprobs or (pooling is not None and pooling.all_rows)
             cached = 0 if whole else self.prefix.match(prompt)
             self.prefix.copy_into(kv, prompt, cached)
+            sequence.on_file = [] if whole else self.prefix.files_after(prompt, cached)
         except BaseException:
             self.pool.give_back(capacity)
             raise
@@ -198,6 +216,18 @@ class Scheduler:
         self.running.append(sequence)
         self.running.sort(key=lambda s: s.order)
         return True
+
+    def _restore(self, sequence: Sequence) -> None:
+        """Read the next blocks of a prompt from files, as many as this step may, until one is missing."""
+        assert sequence.kv is not None
+        while sequence.on_file and self._readable:
+            self._readable -= 1
+            if not self.prefix.restore(sequence.kv, sequence.computed // PROMPT_BLOCK, sequence.on_file.pop(0)):
+                sequence.on_file.clear()
+                return
+            sequence.computed += PROMPT_BLOCK
+            if not sequence.preemptions:
+                sequence.cached_tokens += PROMPT_BLOCK
 
     # --- preempt: the youngest sequence gives way --------------------------------------------------------
 
