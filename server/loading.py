@@ -111,7 +111,7 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     """
     from bigmodel.checkpoint.progress import watching
     from bigmodel.dispatch import from_pretrained, get_plan
-    from bigmodel.server.engine.kv.prefix_identity import checkpoint_digest
+    from bigmodel.server.engine.prefix_identity import checkpoint_digest
     from bigmodel.sources.resolve import open_source
 
     revision, trusted = options.get("revision"), options.get("trust_remote_code", False)

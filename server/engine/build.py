@@ -22,7 +22,7 @@ from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
 from bigmodel.server.engine.kv.prefix import PrefixCache
 from bigmodel.server.engine.kv.prefix_files import PrefixFiles
-from bigmodel.server.engine.kv.prefix_identity import prefix_identity
+from bigmodel.server.engine.prefix_identity import prefix_identity
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.engine.scheduling.scheduler import Scheduler
 from bigmodel.server.text.codec import TextCodec
