@@ -20,6 +20,7 @@ from ..profile.model.tensors import owner_of
 from .attach.dispatched import Dispatched, dispatched
 from .dispatch import redispatch
 from .placement.tensors import DeviceMapLookup, PlacedTensor
+from .weights.casts import cast_parts
 from .weights.fused_view import lies_on_disk
 from .weights.outside_use import OffloadedParameter
 from .weights.parameters import like
@@ -79,6 +80,7 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
         if not fits_training(device, trained, placed, found)
     }
     evicted = [each for each in trained if each.storage_device in full]
+    _refuse_cast(part, [each for each in trained if each in evicted or not is_accelerator(each.storage_device)])
     if not (added or on_disk or evicted):
         return False
     check_host(on_disk, evicted, placed, found)
@@ -112,6 +114,20 @@ def _refuse_untied_in(part: nn.Module, found: Dispatched, chosen: Collection[int
                 f"{other.device}, where they would be trained apart: map both to one device, or call "
                 "requires_grad_(False) on them"
             )
+
+
+def _refuse_cast(part: nn.Module, trained: Collection[PlacedTensor]) -> None:
+    """Raise DispatchError if any of `trained`, which are on the host or on disk, would be streamed and cast in a
+    forward."""
+    streamed = {id(each.tensor): each.name for each in trained if is_accelerator(each.execution_device)}
+    for cast in cast_parts(part):
+        for tensor in cast.module.parameters():
+            if id(tensor) in streamed and cast.changes(tensor):
+                raise DispatchError(
+                    f"{streamed[id(tensor)]} cannot be trained while it is streamed: the forward of "
+                    f"{cast.by or type(part).__name__!r} casts it to {str(cast.dtype).removeprefix('torch.')}. Cast "
+                    "it before the model is dispatched, map it to an accelerator, or call requires_grad_(False) on it"
+                )
 
 
 def _move_in_map(device_map: dict[str, DeviceLike], placed: Collection[PlacedTensor], moving: Collection[str]) -> None:

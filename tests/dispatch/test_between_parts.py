@@ -97,6 +97,31 @@ class Joined(nn.Module):
         return self.sum(self.one(x), self.other(x))
 
 
+class Collecting(nn.Module):
+    """Adds up what its parts have put into a list, or a dictionary, that it gives them."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor, found: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+            x = self.linear(x)
+            found["all"].append(x.relu())
+            found.setdefault("first", [x])
+            return x
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(self.Part() for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: dict[str, list[torch.Tensor]] = {"all": []}
+        for part in self.parts:
+            x = part(x, found)
+        return torch.stack(found["all"]).sum(0) + found["first"][0]
+
+
 def chain() -> nn.Module:
     """Return modules of which each takes what the one before it made."""
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
@@ -109,6 +134,7 @@ def after_chain(kind: type[nn.Module]) -> Callable[[], nn.Module]:
 
 PATTERNS: list[Callable[[], nn.Module]] = [
     Branches, residuals, lambda: residuals(in_place=True), after_chain(Positions), after_chain(Joined), chain,
+    Collecting,
 ]  # fmt: skip
 X = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(0))
 
@@ -147,7 +173,7 @@ def peaks(model: nn.Module, by: Plan, x: torch.Tensor) -> tuple[torch.Tensor, di
 @pytest.mark.parametrize(
     "make",
     [*PATTERNS, after_chain(Lending)],
-    ids=["cat", "residual", "in place", "table", "sum", "chain", "a table that is read as a weight"],
+    ids=["cat", "residual", "in place", "table", "sum", "chain", "collecting", "a table that is read as a weight"],
 )
 def test_bits_are_equal_and_peaks_are_those_of_the_plan(make: Callable[[], nn.Module], over: str) -> None:
     expected = resident_output(made(make), X)
@@ -159,7 +185,7 @@ def test_bits_are_equal_and_peaks_are_those_of_the_plan(make: Callable[[], nn.Mo
     assert len({part.runs_on for part in found.parts}) == (1 if over == "RAM" else 2)
 
 
-@pytest.mark.parametrize("make", PATTERNS, ids=["cat", "residual", "in place", "table", "sum", "chain"])
+@pytest.mark.parametrize("make", PATTERNS, ids=["cat", "residual", "in place", "table", "sum", "chain", "collecting"])
 def test_a_map_that_was_never_traced_goes_by_the_structure_of_the_model(make: Callable[[], nn.Module]) -> None:
     expected = resident_output(made(make), X)
     model = made(make)

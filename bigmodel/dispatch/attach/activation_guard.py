@@ -55,6 +55,9 @@ logger = logging.getLogger(__name__)
 Place = Callable[[nn.Module, Plan], None]
 """Dispatches a dispatched model anew, by a plan."""
 
+CALL = "_call_impl"
+"""What calling a module calls, with its hooks and forward."""
+
 
 class ActivationGuard:
     """Guards the calls of one dispatched model until one of them has been measured.
@@ -82,9 +85,27 @@ class ActivationGuard:
         for start in (root, *(each for each in self._result.outside if each.module is self._model)):
             self._replace(start, _Start(self, start.method, start.compute or start.plain))
         self._result.on_detach = self.detach
+        self._model.__dict__[CALL] = self._call
 
     def detach(self) -> None:
         """Guard and follow no more."""
+        self._follow_no_more()
+        self._let_pass()
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model: while it is placed anew its weights are on no device in particular, so that calls of other
+        threads wait here."""
+        with self._lock:
+            if self._replaced:
+                return type(self._model)._call_impl(self._model, *args, **kwargs)
+        return type(self._model)._call_impl(self._model, *args, **kwargs)
+
+    def _let_pass(self) -> None:
+        """Have threads no longer wait before they call the model."""
+        if getattr(self._model.__dict__.get(CALL), "__self__", None) is self:
+            del self._model.__dict__[CALL]
+
+    def _follow_no_more(self) -> None:
         while self._replaced:
             forward, compute = self._replaced.pop()
             forward.compute = compute
@@ -126,21 +147,29 @@ class ActivationGuard:
             result.refuse_while_running()
         except DispatchError:  # another thread calls a part of the model by itself: the next forward is measured
             return
-        self.detach()
-        if stays:
-            result.resolved = replace(result.resolved, plan=corrected_plan(result.plan, measured))
-            what = (
-                "its weights stay streamed, as gradients were on or an optimizer holds them: to have them placed, "
-                "dispatch it again and run it first under torch.no_grad(), or give sample_inputs"
-            )
-        else:
-            plan = plan_measured(self._model, result.resolved, measured)
-            self._place(self._model, plan)
-            resident = sum(is_accelerator(part.device) for part in plan.parts)
-            what = f"{resident} of {len(plan.parts)} parts are resident on accelerators now"
+        self._follow_no_more()
+        result.on_detach = None  # others wait until it is placed
+        try:
+            what = self._place_by(measured, stays)
+        finally:
+            self._let_pass()
         logger.warning(
             "%s: activations took %s in its first forward; %s", result.plan.model, format_size(measured.peak), what
         )
+
+    def _place_by(self, measured: MeasuredForward, stays: bool) -> str:
+        """Place the model by what was measured, or correct its plan alone if it `stays`; return what was done."""
+        result = self._result
+        if stays:
+            result.resolved = replace(result.resolved, plan=corrected_plan(result.plan, measured))
+            return (
+                "its weights stay streamed, as gradients were on or an optimizer holds them: to have them placed, "
+                "dispatch it again and run it first under torch.no_grad(), or give sample_inputs"
+            )
+        plan = plan_measured(self._model, result.resolved, measured)
+        self._place(self._model, plan)
+        resident = sum(is_accelerator(part.device) for part in plan.parts)
+        return f"{resident} of {len(plan.parts)} parts are resident on accelerators now"
 
 
 def _is_optimized(model: nn.Module) -> bool:

@@ -70,7 +70,8 @@ class Aligner:
             attach_parts(result, self.units, self.modules, self.placed)
 
     def _align_units(self, result: Dispatched) -> None:
-        """Move inputs to each unit, and those outputs to the main device that the plan names. For a map without a dry
+        """Move inputs to each unit, and those outputs to the main device that the plan names, with what the unit puts
+        into containers that it is given. For a map without a dry
         run, outputs are moved to the enclosing module if that may compute with them; those of lookups, and of what is
         called together with them, to the main device."""
         for name, names, encloses in self.units:
@@ -85,6 +86,8 @@ class Aligner:
                 returns = forward.output_device is None and self._joins_lookup(name)
             if returns:
                 forward.output_device = self.main
+            if returns or self._returns.get(name) is None:
+                forward.written_device = self.main
 
     def _joins_lookup(self, name: str) -> bool:
         """Whether a module is a lookup, or comes beside one before the blocks, where outputs are added to each other:

@@ -94,6 +94,8 @@ class AttachedForward(NotCopied):
         """Whether inputs have been moved from another device."""
         self.output_device: torch.device | None = None
         self.output_dtype: torch.dtype | None = None
+        self.written_device: torch.device | None = None
+        """Where tensors go that the module puts into containers among its arguments; None: they stay."""
 
     def attach(self) -> None:
         """Replace the module's forward."""
@@ -126,6 +128,7 @@ class AttachedForward(NotCopied):
         if self.parts is not None and not self.parts.are_current():
             self.parts.find_added(self.parts)
         source = first_tensor((args, kwargs)) if self.returns_to_input else None
+        written = WrittenContainers((args, kwargs)) if self.written_device is not None else None
         if self.host_or_device is not None:
             output = self._run_on_chosen_device(self.host_or_device, args, kwargs)
         elif self.device is None or (
@@ -134,6 +137,8 @@ class AttachedForward(NotCopied):
             output = self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)
         else:
             output = self._run_on(self.device, self._run_resident, args, kwargs)
+        if written is not None and self.written_device is not None:
+            written.bring(self.written_device, self.skip_keys)
         if self.output_dtype is not None:
             output = output.to(self.output_dtype)
         target = source.device if source is not None else self.output_device
@@ -197,22 +202,18 @@ class AttachedForward(NotCopied):
 
 
 def innermost_running(module: nn.Module) -> AttachedForward | None:
-    """Return the innermost attachment around `module` whose forward the calling thread is in; None: there is none, or
-    a forward that will be computed again for gradients.
+    """Return the innermost attachment around `module` whose forward the calling thread is in; None: there is none.
 
     It walks the stack: for what is rare.
     """
-    innermost: AttachedForward | None = None
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is run_with_gradients.__code__:
-            return None
-        if innermost is None and frame.f_code is AttachedForward.plain.__code__:
+        if frame.f_code is AttachedForward.plain.__code__:
             running: AttachedForward = frame.f_locals["self"]
             if any(part is module for part in running.module.modules()):
-                innermost = running
+                return running
         frame = frame.f_back  # type: ignore[assignment]
-    return innermost
+    return None
 
 
 class InputTransfer:
@@ -291,6 +292,50 @@ class InputTransfer:
             # A tensor that nobody else holds is freed as early as without this.
             known = self._tensors[id(tensor)] = weakref.ref(tensor), copy, copy._version
         return known[1]
+
+
+class WrittenContainers:
+    """Moves what a call puts into the containers that it is given to the device of the code that reads them.
+
+    Args:
+        arguments: The arguments of the call, before it.
+    """
+
+    def __init__(self, arguments: Any) -> None:
+        self._before: dict[int, tuple[Any, list[Any]]] = {}
+        self._find(arguments)
+
+    def _find(self, value: Any) -> None:
+        container = None if id(value) in self._before else open_container(value)
+        if container is None:
+            return
+        if _is_mutable(value):
+            self._before[id(value)] = value, container.members
+        for member in container.members:
+            self._find(member)
+
+    def bring(self, device: torch.device, skip_keys: Collection[str]) -> None:
+        """Move what has been put into the containers since to `device`."""
+        for value, before in self._before.values():
+            container = open_container(value)
+            assert container is not None
+            known = {id(member) for member in before}
+            moved = [
+                member if id(member) in known else send_to_device(member, device, skip_keys=skip_keys)
+                for member in container.members
+            ]
+            _put(value, container, moved)
+
+
+def _put(value: Any, container: Container, members: list[Any]) -> None:
+    """Have a mutable container hold `members` in the place of those that it was opened with."""
+    for key, old, new in zip(container.keys, container.members, members, strict=True):
+        if new is old:
+            continue
+        if dataclasses.is_dataclass(value):
+            setattr(value, key, new)
+        else:
+            value[key] = new
 
 
 def _counting(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...checkpoint import mapped_region, run_dtype
 from ...checkpoint.pages import aligned_copy
-from ...devices import DISK, HOST, torch_device
+from ...devices import DISK, HOST, is_accelerator, torch_device
 from ...errors import DeviceMapError, DispatchError
 from ...plan import Plan
 from ...profile import expert_names, storage_key
@@ -29,6 +29,7 @@ from ..placement.resolve import ResolvedMap
 from ..placement.tensors import PlacedTensor
 from ..transfer.files import SourceFiles
 from ..weights.block import Block, HostTensor
+from ..weights.casts import cast_parts
 from ..weights.parameters import moved_like, parts_with_dtype, refresh_second_places, second_places
 from .align import Aligner
 from .dispatched import Dispatched, UndoLog
@@ -63,6 +64,7 @@ class Builder:
         try:
             self._refuse_meta()
             self._refuse_torn_modules()
+            self._refuse_casts_from_outside()
             result.hold_allocators()
             self._move_residents()
             if self.options.align_memory:
@@ -123,6 +125,24 @@ class Builder:
                 f"the device map spreads {name!r}, a {type(module).__name__}, over {', '.join(sorted(devices))}, "
                 "but it computes with weights of its children itself; map it whole"
             )
+
+    def _refuse_casts_from_outside(self) -> None:
+        """Raise for streamed modules that another module casts before they are called."""
+        offloads = {
+            unit.name: [placed for name in unit.tensors if (placed := self.placed[name]).offloaded]
+            for unit in self.units
+            if not unit.encloses
+        }
+        for cast in cast_parts(self.model) if any(offloads.values()) else ():
+            for name, tensors in offloads.items():
+                is_inside = name != cast.by and f"{name}.".startswith(f"{cast.name}." if cast.name else "")
+                first = next((each for each in tensors if is_inside and cast.changes(each.tensor)), None)
+                if first is not None and is_accelerator(first.execution_device):
+                    raise DispatchError(
+                        f"the forward of {cast.by or type(self.model).__name__!r} casts {first.name} to "
+                        f"{str(cast.dtype).removeprefix('torch.')}, which would be streamed and is not on the device "
+                        "yet: cast it before the model is dispatched, or map it to an accelerator"
+                    )
 
     def _ties(self) -> dict[str, str]:
         first: dict[object, str] = {}

@@ -159,9 +159,16 @@ class Dispatched(NotCopied):
             running = innermost_running(module)
             return None if running is None else running.device
 
+        streamed = {
+            (id(registry), key)
+            for attachment in self.attachments.values()
+            for _, block in attachment.blocks
+            for tensor in block.tensors
+            for registry, key in tensor.owners
+        }
         devices = {self.main_device, *(parameter.device for parameter in islice(model.parameters(), 1))}
         for module in model.modules():
-            module.__dict__["_apply"] = RefuseConversion(module, devices, computing_on)
+            module.__dict__["_apply"] = RefuseConversion(module, devices, computing_on, streamed)
 
     def stats(self) -> dict[str, Any]:
         """Return transfer counters by target: bytes, fetches, hits, misses, seconds waited.

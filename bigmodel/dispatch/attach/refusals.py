@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from typing import Any
 
 import torch
@@ -35,13 +35,15 @@ class RefuseConversion(NotCopied):
 
     Libraries move a model to the device that it is on before they use it. That changes nothing, and is accepted. So is
     a cast of weights that are being computed with: some models cast a part of themselves in their forward. It holds
-    for that forward where weights are streamed, and from then on where they are resident.
+    for that forward where weights are streamed, and from then on where they are resident. Streamed weights that are
+    cast so cannot be trained.
 
     Args:
         module: The module, or a part of it.
         devices: The model's main device and the device of its first parameter: what is taken for the model's device.
         computing_on: Returns the device on which the calling thread computes with a module, if it is in the forward of
             one around it.
+        streamed: The registries of streamed tensors, by id, with their keys.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class RefuseConversion(NotCopied):
         module: nn.Module,
         devices: Collection[torch.device],
         computing_on: Callable[[nn.Module], torch.device | None] = lambda _: None,
+        streamed: Container[tuple[int, str]] = (),
     ) -> None:
         self._module = weakref.ref(module)
         self._devices = devices
         self._computing_on = computing_on
+        self._streamed = streamed
 
     def __call__(self, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         module = self._module()
@@ -61,7 +65,7 @@ class RefuseConversion(NotCopied):
         if all(self._changes_nothing(convert, dtype) for dtype in dtypes):
             return module
         device = self._computing_on(module)
-        if device is not None and recurse and cast_in_forward(module, convert, device):
+        if device is not None and recurse and cast_in_forward(module, convert, device, self._streamed):
             return module
         raise DispatchError(
             "a dispatched model cannot be moved or cast: parts of it live on several devices or are streamed. "

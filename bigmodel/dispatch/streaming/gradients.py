@@ -116,10 +116,21 @@ class _BlockCall(RecomputedCall):
         self._versions = _versions(_parameters_of(block))
         self._borrowed: list[torch.Tensor] = []
         """Offloaded weights of other blocks that this one computes with."""
+        self._writes_tensors = False
+        self._earlier: dict[int, torch.Tensor] = {}
+        """The values that the forward began with, of parameters of the block that it has written, by index."""
 
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with recorded_uses() as used:
-            output = self._streamer.run(self._block, self._compute_followed, args, kwargs)
+        block = self._block
+        block.earlier = {}
+        try:
+            with recorded_uses() as used:
+                output = self._streamer.run(block, self._compute_followed, args, kwargs)
+            self._earlier = block.earlier
+        finally:
+            block.earlier = None
+        if self._earlier:
+            self._versions = _versions(_parameters_of(block))
         if used:
             own = {id(tensor.value) for tensor in (*self._block.tensors, *self._block.nested)}
             borrowed = {id(weight): weight for weight in used if weight.requires_grad and id(weight) not in own}
@@ -183,7 +194,25 @@ class _BlockCall(RecomputedCall):
             "would flow, as it is streamed: map what hands values on so to an accelerator, or return them"
         )
 
+    def note_written_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse to train; let a model that is evaluated compute, as nothing shows that gradients will be asked for."""
+        self._writes_tensors = True
+        if self._module.training:
+            self._refuse_written_tensors()
+        asks = torch.zeros((), requires_grad=True)
+        for tensor in tensors:
+            if tensor.is_floating_point() or tensor.is_complex():
+                _Refuse.apply(self._refuse_written_tensors, asks, tensor)
+
+    def _refuse_written_tensors(self) -> None:
+        raise DispatchError(
+            f"{self._block.name!r} writes in place into a tensor that it is given, from which its gradients would be "
+            "computed again, as it is streamed: map it to an accelerator, or have it compute out of place"
+        )
+
     def gradients(self, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
+        if self._writes_tensors:
+            self._refuse_written_tensors()
         _refuse_quantized(self._block)
         refuse_second_derivatives()
         self._refuse_changed_weights()
@@ -202,6 +231,9 @@ class _BlockCall(RecomputedCall):
         """Return the gradients of the inputs and, on the host, of the weights, whose values are in `slot`."""
         block = self._block
         weights = trainable_views(block, slot.memory)
+        for index, value in self._earlier.items():
+            began = block.tensors[index]
+            weights[index] = like(began.value, value.to(slot.memory.device, began.device_dtype))
         # The module can refer to the leaves of one thread at a time.
         with block.recomputing(), unchanged_buffers(self._module), _shown(block, weights, slot.views[block]):
             self._state.put_back()
@@ -221,6 +253,20 @@ class _BlockCall(RecomputedCall):
             likes = [*[each.value for each in block.tensors], *elsewhere]
             moved = copied_to_host(found[len(inputs) :], likes, self._streamer.gradient_bytes)
         return [*found[: len(inputs)], *moved]
+
+
+class _Refuse(torch.autograd.Function):
+    """forward(refuse, asks, tensor) -> tensor, whose gradient `refuse` raises an error for; `asks` requires one."""
+
+    @staticmethod
+    def forward(ctx: Any, refuse: Callable[[], None], _asks: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.refuse = refuse
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *_received: torch.Tensor) -> Any:
+        ctx.refuse()
 
 
 @contextmanager

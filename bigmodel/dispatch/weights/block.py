@@ -23,7 +23,7 @@ from ...devices.pinned import empty_host, is_pinned
 from ...errors import DispatchError
 from .layout import Layout
 from .outside_use import EXPOSURES, host_value, is_given_out, is_marked, mark_offloaded
-from .parameters import SecondPlace, is_cast_in_forward, like
+from .parameters import SecondPlace, is_cast_in_forward, like, was_written_since_cast
 
 Registry = dict[str, Any]
 """A module's own ``_parameters`` or ``_buffers``. Referenced instead of the module, to avoid reference cycles."""
@@ -102,6 +102,8 @@ class Block:
         """Whether its forward hands tensors on in attributes; None until a forward with gradients has shown."""
         self.attributes_with_tensors: frozenset[tuple[str, ...]] = frozenset()
         """The attributes of its modules that held tensors after the last forward that was followed to see that."""
+        self.earlier: dict[int, torch.Tensor] | None = None
+        """The values, by index in `tensors`, that parameters had before a forward wrote them; None: nobody asks."""
         self.nested: list[HostTensor] = []
         """Parameters of the module that are fetched separately: experts, adapters; not part of `tensors`."""
 
@@ -256,26 +258,30 @@ class Block:
         Raises:
             DispatchError: A tensor was removed, or replaced by one of another shape or dtype.
         """
-        if not written:
-            for tensor, view in zip(self.tensors, views):
-                registry, key = tensor.owners[0]
-                current = registry.get(key)
-                if (
-                    current is not view
-                    and not tensor.is_buffer
-                    and not (current is not None and is_cast_in_forward(current))
-                ):
-                    written = True
-        if not (written or self.has_state):
+        was_cast = False
+        for tensor, view in zip(self.tensors, views):
+            registry, key = tensor.owners[0]
+            current = registry.get(key)
+            if current is not view:
+                is_cast = current is not None and is_cast_in_forward(current)
+                was_cast = was_cast or is_cast
+                written = written or not (is_cast or tensor.is_buffer)
+        if not (written or was_cast or self.has_state):
             return False
         with torch.no_grad(), DisableTorchFunctionSubclass():
-            for tensor in self.tensors:
-                if not (written or tensor.is_buffer):
-                    continue
+            for index, tensor in enumerate(self.tensors):
                 registry, key = tensor.owners[0]
                 current = registry.get(key)
                 if current is not None and is_cast_in_forward(current):
+                    if was_written_since_cast(current, tensor.value if tensor.is_buffer else None):
+                        raise DispatchError(
+                            f"{key!r} of {self.name!r} is cast in the forward and written then, which is not supported "
+                            "for streamed tensors: cast it before the model is dispatched"
+                            + (", or dispatch with offload_buffers=False" if tensor.is_buffer else "")
+                        )
                     continue  # the next forward casts the host's again
+                if not (written or tensor.is_buffer):
+                    continue
                 if current is None or (current.shape, current.dtype) != (tensor.value.shape, tensor.device_dtype):
                     what = "dispatch the model with offload_buffers=False" if tensor.is_buffer else "map it to a device"
                     raise DispatchError(
@@ -285,6 +291,8 @@ class Block:
                 # An unwritten parameter must not be rounded to the dtype that it has on the device.
                 value = tensor.value
                 if tensor.is_buffer or not torch.equal(value.detach().to(current.dtype), current.detach().to(HOST)):
+                    if self.earlier is not None and not tensor.is_buffer:
+                        self.earlier[index] = value.detach().clone()
                     value.copy_(current)
         return written
 

@@ -156,6 +156,11 @@ def _is_followed(scope: type | ModuleType) -> bool:
     return root not in ("torch", "numpy") and root not in sys.stdlib_module_names
 
 
+def codes_of_functions(found: Any) -> list[CodeType]:
+    """Return the code of the Python functions behind an attribute, without those of PyTorch, and of functions in it."""
+    return [code for function in _functions(found) for code in _codes(function.__code__)]
+
+
 def _functions(found: Any) -> Iterator[FunctionType]:
     """Yield the Python functions behind an attribute, without those of PyTorch."""
     for value in _wrapped(found):

@@ -6,13 +6,14 @@ attribute updates both; dispatching writes to ``_parameters`` directly, so it mu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...devices import virtual
+from ...devices import HOST, is_accelerator, virtual
+from ...errors import DispatchError
 from .outside_use import PLAIN
 
 
@@ -88,31 +89,76 @@ def is_cast_in_forward(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, _CAST)
 
 
-def cast_in_forward(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> bool:
-    """Cast the parameters of `module` and its parts, which are on `device`, by other parameters in their place.
+def was_written_since_cast(tensor: torch.Tensor, source: torch.Tensor | None) -> bool:
+    """Whether a tensor that `cast_in_forward` put in the place of another was written since.
+
+    Args:
+        tensor: The tensor.
+        source: What it was cast from, if kernels may have written that increase no version counter, as batch norm's.
+    """
+    if source is None:
+        return bool(tensor._version != getattr(tensor, _CAST))
+    now, then = tensor.detach().to(HOST), source.detach().to(tensor.dtype)
+    return not bool(((now == then) | (now.isnan() & then.isnan())).all())
+
+
+def cast_in_forward(
+    module: nn.Module,
+    convert: Callable[[torch.Tensor], torch.Tensor],
+    device: torch.device,
+    streamed: Container[tuple[int, str]],
+) -> bool:
+    """Cast the tensors of `module` and its parts.
+
+    Those that stay there are cast for good, as they are undispatched. In the place of streamed ones come others, until
+    their forward has returned.
+
+    Args:
+        module: The module.
+        convert: Casts a tensor.
+        device: Where the calling thread computes with the module.
+        streamed: The registries of streamed tensors, by id, with their keys.
 
     Returns:
-        False, and nothing is changed: they are elsewhere, are moved, have gradients, or there are buffers to be cast.
+        False, and nothing is changed: some are elsewhere, or would be moved.
+
+    Raises:
+        DispatchError: Gradients of streamed weights are being computed; nothing is changed.
     """
-    held = [(part, name, value) for part in module.modules() for name, value in part._parameters.items()]
-    found = [(part, name, value) for part, name, value in held if value is not None]
-    if any(value.device != device or (value.requires_grad and torch.is_grad_enabled()) for _, _, value in found):
-        return False
-    if any(convert(buffer) is not buffer for buffer in module.buffers()):
-        return False
-    cast: dict[int, nn.Parameter] = {}
-    for _, _, value in found:
-        if id(value) not in cast:
-            with torch.no_grad():
-                converted = convert(value)
-            if converted.device != device:
-                return False
-            made = value if converted is value else nn.Parameter(converted, requires_grad=value.requires_grad)
-            cast[id(value)] = cast[id(made)] = made
-    for part, name, value in found:
-        made = cast[id(value)]
-        if made is not value:
-            setattr(made, _CAST, True)
-            part._parameters[name] = made
+    held: list[tuple[dict[str, Any], str, torch.Tensor]] = [
+        (registry, name, value)
+        for part in module.modules()
+        for registry in (part._parameters, part._buffers)
+        for name, value in registry.items()
+        if value is not None
+    ]
+    cast: dict[int, torch.Tensor] = {}
+    for registry, name, value in held:
+        stays = (id(registry), name) not in streamed and is_accelerator(value.device)
+        if not (stays or value.device == device):
+            return False
+        with torch.inference_mode(False), torch.no_grad():
+            converted = cast.setdefault(id(value), convert(value))
+        if converted.device != value.device:
+            return False
+        trains = value.requires_grad and torch.is_grad_enabled()
+        if trains and converted is not value and (id(registry), name) in streamed:
+            raise DispatchError(
+                f"{name!r} of a {type(module).__name__} is cast in a forward and streamed, so that it cannot be "
+                "trained: cast it before the model is dispatched, map it to an accelerator, or call "
+                "requires_grad_(False) on it"
+            )
+    made: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        registries = (part._parameters, part._buffers)
+        if not any((id(registry), name) in streamed for registry in registries for name in registry):
+            type(part)._apply(part, convert, recurse=False)
+    for registry, name, value in held:
+        if cast[id(value)] is value or registry[name] is not value or value.dtype == cast[id(value)].dtype:
+            continue
+        stands_in = made.setdefault(id(value), like(value, cast[id(value)]))
+        if (id(registry), name) in streamed:
+            setattr(stands_in, _CAST, stands_in._version)
+        registry[name] = stands_in
     refresh_second_places(module)
     return True

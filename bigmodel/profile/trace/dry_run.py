@@ -333,6 +333,8 @@ class _Clone:
             recorder.unfollow()
             for handle in missing:
                 handle.remove()
+        for sample in self._samples:
+            sample.refuse_gathered(recorder.gathered)
         traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
         combined, lent = frozenset(recorder.combined), frozenset(recorder.lent)
         for sample in self._samples:

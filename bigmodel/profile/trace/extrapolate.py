@@ -7,7 +7,7 @@ sample of the layers is run (`sample_layers`), and `extrapolate` repeats what th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -43,6 +43,17 @@ class LayerSample:
     def blocks_of(self, model: nn.Module) -> list[nn.Module]:
         """Return the blocks of the list in `model`: all of them, or the sampled ones of a clone."""
         return list(model.get_submodule(self.path).children())
+
+    def refuse_gathered(self, gathered: Iterable[Collection[int]]) -> None:
+        """Raise CannotExtrapolate if one operation reads what many of the blocks have made, as one that stacks their
+        outputs: what it makes grows with the number of blocks.
+
+        Args:
+            gathered: for each operation, the recorded units whose results it reads.
+        """
+        sampled = set(self.units[: self.count])
+        if any(len(sampled.intersection(units)) > CONTEXT for units in gathered):
+            raise CannotExtrapolate(f"what the blocks of {self.path} make is gathered by one operation")
 
     def extended(self, units: Collection[int]) -> frozenset[int]:
         """Return recorded units together with those that they stand for."""

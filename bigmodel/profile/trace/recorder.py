@@ -53,6 +53,7 @@ class Recorder(TorchDispatchMode):
         combined: units whose outputs are read, between units, by operations that read tensors of other units, too. Over
             several devices such outputs must be brought to one.
         lent: units whose weights are read by operations between units, which run on the main device.
+        gathered: units of which one operation reads what each has made, for each operation that reads several.
         on_host: numbers of the storages that lie in host memory.
         values: the values that the forwards may read.
     """
@@ -74,6 +75,8 @@ class Recorder(TorchDispatchMode):
         self._choice: RouterChoice | None = None
         self.combined: set[int] = set()
         self.lent: set[int] = set()
+        self.gathered: set[frozenset[int]] = set()
+        self._makers: dict[int, int] = {}  # by storage: the unit that made it, or what it was made from alone
         self._places: dict[int, int] = {}  # by storage: the unit on whose device it lies; `OUTSIDE`: the main device
         self._last_place = OUTSIDE
         self._owners: dict[int, int] = {}  # by storage of a weight: its unit, of several the first
@@ -89,8 +92,12 @@ class Recorder(TorchDispatchMode):
         between = not self._units and not self._at_inputs
         read = self._numbered(operands) if between else ()
         place = OUTSIDE if self._at_inputs else self._units[-1] if self._units else self._combine(operands)
+        maker = self._maker(operands)
         for tensor in results:
             self.watch(tensor, read, place)
+            number = self.number_of(tensor)
+            if maker is not None and number != OUTSIDE:
+                self._makers.setdefault(number, maker)
         work = work_of(func, args, kwargs or {}, output, self._choice)
         if work is not None:
             self.events.append(Operation(work))
@@ -103,6 +110,16 @@ class Recorder(TorchDispatchMode):
             elif self._units:
                 self._record_borrowed(operands)
         return output
+
+    def _maker(self, operands: Iterable[torch.Tensor]) -> int | None:
+        """Return the unit that the results of an operation count as made by; None for none, or for several."""
+        numbers = {self.number_of(tensor) for tensor in operands}
+        makers = frozenset(self._makers[number] for number in numbers if number in self._makers)
+        if len(makers) > 1:
+            self.gathered.add(makers)
+        if self._units:
+            return self._units[-1]
+        return next(iter(makers)) if len(makers) == 1 and len(numbers) == 1 else None
 
     def _record_borrowed(self, operands: Iterable[torch.Tensor]) -> None:
         """Record the weights of other units among the operands of an operation within a unit."""
@@ -262,13 +279,18 @@ class Recorder(TorchDispatchMode):
                 self._owners.setdefault(key, unit)
                 self._sharing.setdefault(key, set()).add(unit)
 
+        given: list[set[int]] = []
+
         def before(args: Any, kwargs: Any) -> None:
+            given.append({id(tensor) for tensor in iter_tensors((args, kwargs), registered=True)})
             self.events.append(Enter(unit, self._tensors((args, kwargs))))
             if is_placed:
                 self._units.append(unit)
 
-        def after(output: Any) -> None:
-            outputs = self._tensors(output)
+        def after(output: Any, args: Any, kwargs: Any) -> None:
+            known = given.pop()
+            written = [each for each in iter_tensors((args, kwargs), registered=True) if id(each) not in known]
+            outputs = self._tensors((output, written))
             self.events.append(Leave(unit, outputs))
             if is_placed:
                 self._units.pop()
@@ -277,7 +299,9 @@ class Recorder(TorchDispatchMode):
 
         self._wrap(module, before, after)
 
-    def _wrap(self, module: nn.Module, before: Callable[[Any, Any], None], after: Callable[[Any], None]) -> None:
+    def _wrap(
+        self, module: nn.Module, before: Callable[[Any, Any], None], after: Callable[[Any, Any, Any], None]
+    ) -> None:
         """Wrap a module's forward, as dispatching replaces it: some models call it without the module's hooks."""
         forward = module.forward
         self._wrapped.append((module, module.__dict__.get("forward")))
@@ -286,7 +310,7 @@ class Recorder(TorchDispatchMode):
         def recorded(*args: Any, **kwargs: Any) -> Any:
             before(args, kwargs)
             output = forward(*args, **kwargs)
-            after(output)
+            after(output, args, kwargs)
             return output
 
         module.__dict__["forward"] = recorded
@@ -325,7 +349,7 @@ class Recorder(TorchDispatchMode):
             )
             self.events += [route, Operation(Work(ROUTE))]
 
-        def after(_output: Any) -> None:
+        def after(_output: Any, _args: Any, _kwargs: Any) -> None:
             self._choice = None
             self.events.append(Routed())
 

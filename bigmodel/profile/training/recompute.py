@@ -50,6 +50,9 @@ class RecomputedCall(ABC):
     def refuse_written_arguments(self) -> None:  # noqa: B027 (optional)
         """Called if the module has written into a container among its arguments; may raise."""
 
+    def note_written_tensors(self, tensors: Sequence[torch.Tensor]) -> None:  # noqa: B027 (optional)
+        """Called with the tensors among its arguments that the module has written into; may raise."""
+
     @abstractmethod
     def gradients(self, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
         """Return the gradients of the inputs, of the weights and of the further ones, from those of the outputs.
@@ -88,11 +91,21 @@ class RecomputedCall(ABC):
     def _outputs(self) -> tuple[torch.Tensor, ...]:
         args, kwargs = self._rebuild(self._first)
         given, self._first = self._first, []
+        versions = [_version(leaf) for leaf in given]
         output = self.compute_first(args, kwargs)
         leaves, _ = flatten((args, kwargs), registered=True)
         if len(leaves) != len(given) or any(one is not other for one, other in zip(leaves, given)):
             self.refuse_written_arguments()
+        written = [leaf for leaf, version in zip(given, versions, strict=True) if _version(leaf) != version]
+        if written:
+            with torch.enable_grad():
+                self.note_written_tensors(written)
         return self.tensors_of(output)
+
+
+def _version(leaf: Any) -> int:
+    """Return the version counter of a tensor; 0 for what has none."""
+    return leaf._version if isinstance(leaf, torch.Tensor) and not leaf.is_inference() else 0
 
 
 class _Run(torch.autograd.Function):

@@ -19,6 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from bigmodel import dispatch_model, from_pretrained, get_plan, make_plan, undispatch
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.dispatch.attach.builder import Builder
 from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan import Plan
@@ -239,6 +240,28 @@ def test_threads_that_share_the_first_forward_wait_for_it() -> None:
     assert len(outputs) == 8
     assert all(torch.equal(output, expected) for output in outputs)
     assert not plan_of(model).guarded
+
+
+def test_a_call_while_the_model_is_placed_anew_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, odd = Growing().eval(), inputs()
+    expected = resident_run(model, odd)
+    outputs: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: outputs.append(run(model, odd)))
+    build = Builder.build
+
+    def build_beside_a_call(builder: Builder) -> Any:
+        if builder.model is model and not outputs and thread.ident is None:
+            thread.start()
+            thread.join(0.5)
+        return build(builder)
+
+    dispatch(model, "1MB")
+    monkeypatch.setattr(Builder, "build", build_beside_a_call)
+    assert torch.equal(run(model, odd), expected)
+    thread.join()
+    assert len(outputs) == 1
+    assert torch.equal(outputs[0], expected)
+    assert "_call_impl" not in vars(model)
 
 
 def test_a_thread_that_waited_is_measured_if_the_first_forward_raises() -> None:

@@ -564,13 +564,6 @@ def test_what_a_forward_writes_into_a_streamed_parameter_stays(mode: Callable[[]
     assert all(torch.equal(block.weight.detach(), weight) for block, weight in zip(model, expected))
 
 
-def test_a_streamed_parameter_that_forward_writes_is_not_trained() -> None:
-    model = dispatch_model(nn.Sequential(*(Renormalised() for _ in range(3))), {"": "cpu"}, main_device=at(0))
-    loss = model(torch.ones(1, 4)).sum()
-    with pytest.raises(DispatchError, match="were changed between its forward and its backward"):
-        loss.backward()
-
-
 def add(weight: nn.Parameter) -> None:
     weight.add_(1)
 
@@ -632,12 +625,30 @@ def test_a_parameter_is_kept_however_a_forward_writes_it(
         assert torch.equal(value.cpu(), resident.state_dict()[name].cpu()), name
 
 
-def test_a_parameter_beside_written_buffers_that_forward_writes_is_not_trained() -> None:
-    model = nn.Sequential(*(Writing(add_to_data, trained=True) for _ in range(3)))
-    dispatch_model(model, {"": "cpu"}, main_device=at(0), offload_buffers=True)
-    loss = model(torch.ones(1, 4)).sum()
-    with pytest.raises(DispatchError, match="were changed between its forward and its backward"):
-        loss.backward()
+@pytest.mark.parametrize("offload_buffers", [False, True])
+@pytest.mark.parametrize("write", [add, add_to_data, set_data, set_whole])
+def test_a_parameter_beside_written_buffers_that_forward_writes_is_trained(
+    write: Callable[[nn.Parameter], None], offload_buffers: bool
+) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(Writing(write, trained=True) for _ in range(3)))
+
+    resident, model, x = build().to(at(0)), build(), torch.ones(1, 4).to(at(0))
+    dispatch_model(model, {"": "cpu"}, main_device=at(0), offload_buffers=offload_buffers)
+    for each in (resident, model, resident, model):
+        each(x).square().sum().backward()
+    assert_same(gradients(model), gradients(resident))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value.cpu(), resident.state_dict()[name].cpu()), name
+
+
+def test_a_trained_parameter_that_forward_replaces_is_refused() -> None:
+    model = dispatch_model(
+        nn.Sequential(*(Writing(None, trained=True) for _ in range(3))), {"": "cpu"}, main_device=at(0)
+    )
+    with pytest.raises(DispatchError, match="neither its own nor an argument"):
+        model(torch.ones(1, 4)).sum().backward()
 
 
 class Enclosing(Writing):
@@ -785,3 +796,95 @@ def test_gradients_of_a_block_come_to_the_host_with_one_wait() -> None:
     before = virtual.host_waits()
     loss.backward()
     assert virtual.host_waits().since(before) == (0, 0, len(dispatched(model).streamers[0].blocks))
+
+
+class WritesInput(nn.Module):
+    """Writes into what it is given: its input, and a tensor that collects what the blocks make."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.linear, self.index = nn.Linear(8, 8), index
+
+    def forward(self, x: torch.Tensor, made: torch.Tensor | None) -> torch.Tensor:
+        if made is None:
+            return self.linear(x.relu_())  # type: ignore[no-any-return]
+        x = self.linear(x)
+        made[self.index] = x
+        return x
+
+
+class WritingInputs(nn.Module):
+    def __init__(self, collects: bool) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(WritesInput(index) for index in range(3))
+        self.collects = collects
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        made = torch.zeros(3, *x.shape, device=x.device) if self.collects else None
+        for block in self.blocks:
+            x = block(x, made)
+        return x if made is None else made.sum(0)
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_a_streamed_block_that_writes_into_a_tensor_that_it_is_given_is_not_trained(collects: bool) -> None:
+    torch.manual_seed(0)
+    model, x = WritingInputs(collects), torch.randn(2, 8)
+    expected = model.to(at(0))(x.to(at(0))).detach().cpu()
+    dispatch_model(model.cpu(), {"": "cpu"}, main_device=at(0))
+    with pytest.raises(DispatchError, match=r"'blocks\.0' writes in place into a tensor that it is given"):
+        model(x)
+    output = model.eval()(x)
+    assert torch.equal(output.cpu(), expected)
+    with pytest.raises(DispatchError, match="writes in place into a tensor that it is given"):
+        output.sum().backward()
+    with torch.no_grad():
+        assert torch.equal(model.train()(x).cpu(), expected)
+
+
+class WritesItself(nn.Module):
+    """Writes into its own parameters in its forward: before it computes with them, after that, or through ``.data``."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear, self.how = nn.Linear(8, 8), how
+        self.mean = nn.Parameter(torch.zeros(8), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            if self.how == "before":
+                self.linear.weight.mul_(0.9)
+                self.mean.mul_(0.5).add_(x.mean(0))
+            elif self.how == "data":
+                self.linear.weight.data.clamp_(-0.1, 0.1)
+        made = torch.tanh(self.linear(x)) * (1 + self.mean)
+        if self.how == "after":
+            with torch.no_grad():
+                self.linear.bias.add_(0.1)
+        return x + made
+
+
+def writing_themselves(how: str) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(WritesItself(how) for _ in range(3)))
+
+
+@pytest.mark.parametrize("device_map", [{"": "cpu"}, {"0": 0, "1": "cpu", "2": 0}], ids=str)
+@pytest.mark.parametrize("how", ["before", "data", "after"])
+def test_blocks_that_write_into_their_own_parameters_are_trained_as_they_are_undispatched(
+    how: str, device_map: dict[str, object]
+) -> None:
+    resident = writing_themselves(how).to(at(0))
+    streamed = dispatch_model(writing_themselves(how), device_map, main_device=at(0))
+    for model in (resident, streamed):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            model(x.to(at(0))).square().sum().backward()
+            optimizer.step()
+    assert_same(gradients(streamed), gradients(resident))
+    for (name, found), expected in zip(streamed.named_parameters(), resident.parameters(), strict=True):
+        assert torch.equal(found.cpu(), expected.cpu()), name

@@ -65,6 +65,13 @@ def test_layers_that_run_out_of_order_cannot_be_repeated() -> None:
         extrapolate(Trace(tuple(events)), LayerSample("", tuple(range(6)), 4, (0, 1, 2, 2, 2, 3)))
 
 
+def test_layers_whose_results_one_operation_gathers_cannot_be_repeated() -> None:
+    sample = LayerSample("blocks", tuple(range(8)), 4, (0, 1, 2, 2, 2, 2, 2, 3))
+    sample.refuse_gathered([frozenset({0, 1}), frozenset({2, 3}), frozenset({1, 90, 91})])
+    with pytest.raises(CannotExtrapolate, match="of blocks make is gathered"):
+        sample.refuse_gathered([frozenset({0, 1, 2, 3})])
+
+
 def test_the_first_few_layers_stand_for_equal_ones() -> None:
     count, stand_ins = sample_layers(["a"] * 10) or (0, ())
     assert count == CONTEXT + 2

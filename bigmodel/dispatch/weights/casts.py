@@ -1,0 +1,97 @@
+"""Finds the modules that a model's code casts in its forwards: ``self.float()``, ``self.linear.half()``.
+
+A streamed weight that a forward casts cannot be trained: what is cast is a copy on the device, and the weight on the
+host keeps its dtype. Nor can a module cast a streamed one that is not on the device yet. Code tells both beforehand.
+What is found are methods called on attributes of ``self``; anything else is refused when it happens.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Iterator
+from types import CodeType
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from .data_use import codes_of_functions
+
+_DTYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64}
+"""The methods of modules that cast, with what they cast to."""
+
+
+class CastPart(NamedTuple):
+    """A module that is cast in a forward.
+
+    Attributes:
+        by: The name of the module whose code casts it.
+        name: Its name.
+        module: The module.
+        dtype: What it is cast to.
+    """
+
+    by: str
+    name: str
+    module: nn.Module
+    dtype: torch.dtype
+
+    def changes(self, tensor: torch.Tensor) -> bool:
+        """Whether the cast changes a tensor of the module."""
+        return tensor.is_floating_point() and tensor.dtype != self.dtype
+
+
+def cast_parts(model: nn.Module) -> Iterator[CastPart]:
+    """Yield the modules that code of `model` casts in a forward."""
+    paths_of: dict[type, list[tuple[tuple[str, ...], torch.dtype]]] = {}
+    for name, module in model.named_modules():
+        kind = type(module)
+        if kind not in paths_of:
+            paths_of[kind] = [found for code in _codes_of_forward(kind) for found in _casts(code)]
+        for path, dtype in paths_of[kind]:
+            part = _part(module, path)
+            if part is not None:
+                yield CastPart(name, ".".join(filter(None, (name, *path))), part, dtype)
+
+
+def _codes_of_forward(kind: type) -> list[CodeType]:
+    """Return the code of a class's forward, and of the methods of the class that this mentions."""
+    found: list[CodeType] = []
+    seen: set[str] = set()
+    waiting = ["forward"]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            codes = codes_of_functions(inspect.getattr_static(kind, name, None))
+            found += codes
+            waiting += [other for code in codes for other in code.co_names]
+    return found
+
+
+def _casts(code: CodeType) -> Iterator[tuple[tuple[str, ...], torch.dtype]]:
+    """Yield the attributes of ``self`` of which code names a method that casts, with the dtype."""
+    if _DTYPES.keys().isdisjoint(code.co_names):
+        return
+    path: tuple[str, ...] | None = None
+    for step in dis.get_instructions(code):
+        if (
+            step.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+            and code.co_argcount
+            and step.argval == code.co_varnames[0]
+        ):
+            path = ()
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and path is not None:
+            if step.argval in _DTYPES:
+                yield path, _DTYPES[step.argval]
+            path = (*path, step.argval)
+        else:
+            path = None
+
+
+def _part(module: nn.Module, path: tuple[str, ...]) -> nn.Module | None:
+    found: object = module
+    for name in path:
+        found = vars(found).get("_modules", {}).get(name) if isinstance(found, nn.Module) else None
+    return found if isinstance(found, nn.Module) else None
