@@ -3,7 +3,8 @@
 # make zoo           every architecture of transformers on every placement: outputs, memory, weights; a table at the end
 # make zoo ONLY=kept  only those whose table the guide keeps; ended runs are taken up where they were
 # make compat        accelerate's own tests and scripts and peft's of offloading, fetched, with bigmodel in accelerate's place,
-#                    and transformers' own of a checkout that TRANSFORMERS_SOURCE names
+#                    and transformers' own of a checkout that TRANSFORMERS_SOURCE names; then those here that need
+#                    diffusers, trl, lm-eval and sentence-transformers
 # make lint          ruff, mypy --strict, import-linter
 # make docs          the guide and the API, built strictly into site/
 # make test-oldest   the fast tests of planning and dispatching with the oldest PyTorch allowed, make test-newest the newest
@@ -42,6 +43,8 @@ compat: $(VENV)/.ready-test
 	$(BIN)/python -m tests.compat.peers.scripts
 	$(BIN)/python -m tests.compat.peers.peft
 	$(BIN)/python -m tests.compat.peers.transformers
+	-$(PIP) install --quiet --constraint constraints.txt diffusers trl lm-eval sentence-transformers
+	$(BIN)/python -m pytest tests/compat/test_other_libraries.py -v -rs
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

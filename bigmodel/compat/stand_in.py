@@ -159,7 +159,9 @@ class StandInDistribution(Distribution):
     """What ``importlib.metadata`` says of accelerate."""
 
     def read_text(self, filename: str) -> str | None:
-        lines: Mapping[str, str] = {"Metadata-Version": "2.1", "Name": NAME, "Version": VERSION}
+        # Libraries tell accelerate from other distributions of its name by the home page.
+        page = "https://github.com/huggingface/accelerate"
+        lines: Mapping[str, str] = {"Metadata-Version": "2.1", "Name": NAME, "Version": VERSION, "Home-page": page}
         if filename != "METADATA":
             return None
         return "".join(f"{key}: {value}\n" for key, value in lines.items())

@@ -1,6 +1,8 @@
-"""peft, diffusers, trl and lm-eval under the stand-in, on models that are offloaded."""
+"""peft, diffusers, trl, lm-eval and sentence-transformers under the stand-in, on models that are offloaded."""
 
 from __future__ import annotations
+
+import importlib.util
 
 import pytest
 
@@ -56,3 +58,18 @@ def test_scores_of_lm_eval() -> None:
     assert len({tuple(score) for score in scores}) == 3
     assert rolling < 0
     assert len(text.split()) == 5
+
+
+def test_vectors_of_sentence_transformers() -> None:
+    """Those of accelerate, where it is installed, from models on the host and on disk, and from trained ones."""
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("datasets")
+    modules = ("transformers.trainer", "transformers.models.bert.modeling_bert")
+    found = preloaded_answers("sentence_vectors", modules=modules)
+    resident, *offloaded = found.pop("offloaded")
+    assert offloaded == [resident] * 3
+    assert found["encoded from disk"] == found["encoded"]
+    assert found["fitted"] != found["encoded"] != found["trained"]
+    assert len(found["losses"]) == 4
+    if importlib.util.find_spec("accelerate") is not None:
+        assert preloaded_answers("sentence_vectors", prelude="", modules=modules) == found

@@ -40,6 +40,10 @@ def test_the_package_and_its_metadata_name_both_versions() -> None:
     assert standing_in()["spec"] == "accelerate"
 
 
+def test_libraries_that_look_whose_distribution_it_is_take_it_for_accelerate() -> None:
+    assert "huggingface" in standing_in()["home page"]
+
+
 def test_its_modules_are_those_of_this_project() -> None:
     assert standing_in()["hooks are one module"]
     assert standing_in()["attributes without import"] == "bigmodel.utils.modeling"

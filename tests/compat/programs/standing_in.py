@@ -61,6 +61,7 @@ def main() -> None:
     say("imported with names", sorted(name for name in sys.modules if name.startswith(heavy)))
     say("version", accelerate.__version__)
     say("metadata", importlib.metadata.version("accelerate"))
+    say("home page", importlib.metadata.metadata("accelerate")["Home-page"])
     say("spec", importlib.util.find_spec("accelerate").name)
     say("hooks are one module", accelerate.hooks is bigmodel.hooks)
     say("attributes without import", accelerate.utils.modeling.__name__)
