@@ -28,9 +28,15 @@ _FLAGS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """How a vector is made of the states of a text."""
+    """How a vector is made of the states of a text.
+
+    Args:
+        pooling: What the states of its tokens become one vector by.
+        width: Values of a vector; None where the model does not say.
+    """
 
     pooling: PoolingKind
+    width: int | None = None
 
 
 def embedding_config(model: torch.nn.Module) -> EmbeddingConfig:
@@ -49,7 +55,7 @@ def embedding_config(model: torch.nn.Module) -> EmbeddingConfig:
     folder = Path(str(getattr(model.config, "name_or_path", "") or ""))
     modules = _read(folder / _MODULES) if (folder / _MODULES).is_file() else None
     if modules is None:
-        return EmbeddingConfig("last" if _is_causal(model) else "mean")
+        return EmbeddingConfig("last" if _is_causal(model) else "mean", _width(model))
     pooling: PoolingKind | None = None
     for module in modules:
         kind = str(module["type"]).rpartition(".")[2]
@@ -59,7 +65,7 @@ def embedding_config(model: torch.nn.Module) -> EmbeddingConfig:
             raise ServeError(f"{folder / _MODULES}: the module '{kind}' of sentence-transformers is not supported")
     if pooling is None:
         raise ServeError(f"{folder / _MODULES}: names no pooling")
-    return EmbeddingConfig(pooling)
+    return EmbeddingConfig(pooling, _width(model))
 
 
 def _read(path: Path) -> Any:
@@ -77,6 +83,14 @@ def _pooling(config: dict[str, Any]) -> PoolingKind:
             f"the pooling '{mode}' of sentence-transformers is not supported; there are {', '.join(_KINDS)}"
         )
     return _KINDS[mode]
+
+
+def _width(model: torch.nn.Module) -> int | None:
+    """Width of the states that are pooled: those before the output layer, or an encoder's last."""
+    before = getattr(output_layer(model), "in_features", None) if generates(model) else None
+    config: Any = model.config
+    width = before or getattr(config.get_text_config(), "hidden_size", None)
+    return width if isinstance(width, int) else None
 
 
 def _is_causal(model: torch.nn.Module) -> bool:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import torch
 from fastapi import APIRouter
 from fastapi import Request as HTTPRequest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from bigmodel.server.engine.compute.encoder import scores
 from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.http.errors import APIError, bad_value
-from bigmodel.server.http.parsing import JSONRoute, OffLoop, in_thread, in_turn
+from bigmodel.server.http.parsing import JSONRoute, OffLoop, in_turn
 from bigmodel.server.http.pooled_bodies import EmbeddingsBody
-from bigmodel.server.http.pooled_requests import PooledText, PooledTexts, pooled, too_long
+from bigmodel.server.http.pooled_requests import PooledText, PooledTexts, in_parts, pooled, too_long
 from bigmodel.server.http.state import state_of
 from bigmodel.server.text.codec import TextCodec, TooManyTokensError
 
@@ -36,16 +35,21 @@ async def embeddings(body: EmbeddingsBody, http: HTTPRequest) -> Response:
     if scores(state.model):
         why = f"'{state.settings.model_name}' scores texts and gives no embeddings; ask /v1/rerank"
         raise APIError(400, why, param="model", code="model_not_supported")
-    params = PoolingParams(state.embedding_config().pooling)
-    texts = _texts(body, params, codec, engine.core.max_length, in_turn(http))
+    config = state.embedding_config()
+    _check_dimensions(body, config.width)
+    texts = _texts(body, PoolingParams(config.pooling), codec, engine.core.max_length, in_turn(http))
     vectors = await pooled(http, engine, texts)
-    width = len(vectors[0])
-    if body.dimensions is not None and body.dimensions > width:
-        raise bad_value("dimensions", f"the model's vectors have {width} values; at most so many can be kept")
+    _check_dimensions(body, vectors.shape[1])
     end = json.dumps(
         {"model": state.settings.model_name, "usage": {"prompt_tokens": texts.tokens, "total_tokens": texts.tokens}}
     )
-    return _response([finished(each, body) for each in vectors], body.encoding_format, end)
+    return _response(vectors, body, end)
+
+
+def _check_dimensions(body: EmbeddingsBody, width: int | None) -> None:
+    """Raise a 400 where more values are asked for than vectors have; None: it is not known how many they have."""
+    if body.dimensions is not None and width is not None and body.dimensions > width:
+        raise bad_value("dimensions", f"the model's vectors have {width} values; at most so many can be kept")
 
 
 def _texts(
@@ -84,31 +88,21 @@ def _of_text(codec: TextCodec, text: str, longest: int, keep: int | None, field:
     return codec.encode(codec.shortened(text, keep - special))[:keep]
 
 
-def finished(vector: torch.Tensor, body: EmbeddingsBody) -> torch.Tensor:
-    """The vector as asked for: its first values, of length 1."""
-    kept = vector[: body.dimensions]
-    return kept / kept.norm().clamp(min=1e-12) if body.normalize else kept
+def finished(vectors: torch.Tensor, body: EmbeddingsBody) -> torch.Tensor:
+    """The vectors [texts, width] as asked for: their first values, of length 1."""
+    kept = vectors[:, : body.dimensions]
+    return kept / kept.norm(dim=1, keepdim=True).clamp(min=1e-12) if body.normalize else kept
 
 
-def _response(vectors: list[torch.Tensor], encoding: str, end: str) -> Response:
+def _response(vectors: torch.Tensor, body: EmbeddingsBody, end: str) -> Response:
     """The answer; one that is large is written part by part, beside the event loop."""
-    size = max(1, _VALUES // max(1, len(vectors[0])))
+    size = max(1, _VALUES // max(1, vectors.shape[1]))
 
-    def part(begin: int) -> bytes:
-        entries = [_entry(index, vectors[index], encoding) for index in range(begin, min(begin + size, len(vectors)))]
-        return ((", " if begin else "") + ", ".join(entries)).encode()
+    def part(begin: int) -> list[str]:
+        rows = enumerate(finished(vectors[begin : begin + size], body), begin)
+        return [_entry(index, vector, body.encoding_format) for index, vector in rows]
 
-    before, after = b'{"object": "list", "data": [', f"], {end[1:]}".encode()
-    if len(vectors) <= size:
-        return Response(before + part(0) + after, media_type="application/json")
-
-    async def parts() -> AsyncIterator[bytes]:
-        yield before
-        for begin in range(0, len(vectors), size):
-            yield await in_thread(lambda begin=begin: part(begin))  # type: ignore[misc]
-        yield after
-
-    return StreamingResponse(parts(), media_type="application/json")
+    return in_parts('{"object": "list", "data": [', range(0, len(vectors), size), part, f"], {end[1:]}")
 
 
 def _entry(index: int, vector: torch.Tensor, encoding: str) -> str:

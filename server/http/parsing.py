@@ -132,11 +132,23 @@ class _JSONRequest(Request):
     def __init__(self, scope: Any, receive: Any, kind: type[BaseModel]) -> None:
         super().__init__(scope, receive)
         self._kind = kind
+        self._large: bytes | None = None
+
+    async def body(self) -> bytes:
+        """Return the body; of a large one only its first byte, the rest is for `json`.
+
+        FastAPI keeps what this returns for as long as the request is answered, beside what is parsed of it.
+        """
+        body = await super().body()
+        if len(body) > SMALL_BYTES:
+            self._large, self._body = body, body[:1]
+        return self._body
 
     async def json(self) -> Any:
         body = await self.body()
-        if len(body) <= SMALL_BYTES:
+        if self._large is None:
             return json.loads(body)
+        body, self._large = self._large, None
         state = state_of(self)
         values, string_bytes = most_values(state), state.text_limit
         return await in_turn(self)(len(body), lambda: _validated(self._kind, body, values, string_bytes))

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
+import torch
 from fastapi import Request as HTTPRequest
+from starlette.responses import Response, StreamingResponse
 
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams
 from bigmodel.server.http.engine_requests import submit_all
 from bigmodel.server.http.errors import APIError
-from bigmodel.server.http.parsing import OffLoop
+from bigmodel.server.http.parsing import OffLoop, in_thread
 from bigmodel.server.http.respond import JoinedRequests, unless_disconnected
 from bigmodel.server.http.state import state_of
 
@@ -28,6 +30,9 @@ _RETRY_SECONDS = 0.05
 
 _PART = 64 << 10
 """Bytes of text that are tokenised at once: a client that leaves ends what follows."""
+
+_CALL = 64
+"""Bytes of text that take as long as a call of the tokenizer."""
 
 _KEPT = 128 << 10
 """Bytes of text whose tokens are kept from the first time on."""
@@ -73,7 +78,7 @@ class PooledTexts(Generic[T]):
         while begin < len(self):
             end, total = begin, 0
             while end < len(self) and total < _PART:
-                total += self._size(self._given[end])
+                total += _CALL + self._size(self._given[end])
                 end += 1
             texts = await self._run(total, partial(self._each, range(begin, end)))
             self.tokens += sum(len(text.tokens) for text in texts)
@@ -85,15 +90,15 @@ class PooledTexts(Generic[T]):
     async def part(self, begin: int, end: int) -> list[PooledText]:
         """Return the tokens of some texts."""
         numbers = range(begin, min(end, len(self)))
-        total = sum(self._size(self._given[number]) for number in numbers if number not in self._kept)
+        total = sum(_CALL + self._size(self._given[number]) for number in numbers if number not in self._kept)
         return await self._run(total, partial(self._each, numbers))
 
     def _each(self, numbers: range) -> list[PooledText]:
         return [self._kept.get(number) or self._tokenise(number, self._given[number]) for number in numbers]
 
 
-async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> list[Any]:
-    """Return a vector for each text, as tensors on the host.
+async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> torch.Tensor:
+    """Return the vectors [texts, width], on the host.
 
     All are checked before the first is computed. The engine is given as many at once as it computes at once, and half
     as many where it also generates. Raises a 429 if there is no place for the first of them; the others wait for
@@ -102,9 +107,10 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> li
     state = state_of(http)
     limit = state.settings.request_timeout
     deadline = None if limit is None else time.monotonic() + limit
-    vectors: list[Any] = [None] * len(texts)
+    vectors: torch.Tensor | None = None
 
     async def compute(begin: int, part: Seq[PooledText]) -> None:
+        nonlocal vectors
         mailbox = state.mailbox(at_once=True)
         requests = []
         for number, text in enumerate(part):
@@ -115,6 +121,10 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> li
         try:
             async for batch in joined.batches():
                 for index, delta in batch:
+                    assert delta.vector is not None
+                    if vectors is None:
+                        # One tensor: thousands of small ones take a kilobyte more each, and lie among freed blocks.
+                        vectors = torch.empty(len(texts), len(delta.vector))
                     vectors[begin + index] = delta.vector
         finally:
             joined.release()
@@ -128,7 +138,30 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> li
             await compute(begin, await texts.part(begin, begin + size))
 
     await unless_disconnected(http.receive, compute_all())
+    assert vectors is not None
     return vectors
+
+
+def in_parts(before: str, begins: Seq[int], part: Callable[[int], list[str]], after: str) -> Response:
+    """An answer in JSON, whose entries are written part by part, beside the event loop if there are several parts.
+
+    Args:
+        before: What precedes the entries.
+        begins: Numbers of the first entry of each part.
+        part: Returns the entries of the part that begins with a number.
+        after: What follows them.
+    """
+    if len(begins) <= 1:
+        entries = [entry for begin in begins for entry in part(begin)]
+        return Response(f"{before}{', '.join(entries)}{after}", media_type="application/json")
+
+    async def parts() -> AsyncIterator[str]:
+        yield before
+        for begin in begins:
+            yield await in_thread(lambda begin=begin: (", " if begin else "") + ", ".join(part(begin)))  # type: ignore[misc]
+        yield after
+
+    return StreamingResponse(parts(), media_type="application/json")
 
 
 async def _submit(engine: Engine, requests: list[Request], *, waits: bool, deadline: float | None) -> None:

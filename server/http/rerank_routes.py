@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import Any
 
 import torch
 from fastapi import APIRouter
 from fastapi import Request as HTTPRequest
+from starlette.responses import Response
 
 from bigmodel.server.engine.compute.encoder import scores
 from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.parsing import JSONRoute, OffLoop, in_turn
 from bigmodel.server.http.pooled_bodies import RerankBody
-from bigmodel.server.http.pooled_requests import PooledText, PooledTexts, pooled, too_long
+from bigmodel.server.http.pooled_requests import PooledText, PooledTexts, in_parts, pooled, too_long
 from bigmodel.server.http.state import ServerState, state_of
 from bigmodel.server.text.codec import TextCodec
 
 router = APIRouter(route_class=JSONRoute)
 
+_RESULTS = 32
+"""Documents that are written at once."""
+
 
 @router.post("/v1/rerank")
 @router.post("/v2/rerank", include_in_schema=False)
 @router.post("/rerank", include_in_schema=False)
-async def rerank(body: RerankBody, http: HTTPRequest) -> dict[str, Any]:
+async def rerank(body: RerankBody, http: HTTPRequest) -> Response:
     """The documents, the most relevant one first, with their scores."""
     state = state_of(http)
     engine, codec = state.ready_engine(generating=False)
     state.check_model(body.model)
     _check_scores(state)
     texts = _pairs(body, codec, engine.core.max_length, in_turn(http))
-    found = relevance(torch.stack(await pooled(http, engine, texts))[:, 0], state.model.config)
+    found = relevance((await pooled(http, engine, texts))[:, 0], state.model.config)
     order = sorted(range(len(found)), key=lambda index: (-found[index], index))[: body.top_n]
-    documents = body.texts
-    results = [
-        {
-            "index": index,
-            "relevance_score": found[index],
-            **({"document": {"text": documents[index]}} if body.return_documents else {}),
-        }
-        for index in order
-    ]
     usage = {"prompt_tokens": texts.tokens, "total_tokens": texts.tokens}
-    return {"id": f"rerank-{uuid.uuid4().hex}", "model": state.settings.model_name, "results": results, "usage": usage}
+    head = {"id": f"rerank-{uuid.uuid4().hex}", "model": state.settings.model_name, "usage": usage}
+    documents = body.texts if body.return_documents else None
+
+    def part(begin: int) -> list[str]:
+        return [_result(index, found[index], documents) for index in order[begin : begin + _RESULTS]]
+
+    return in_parts(f'{json.dumps(head)[:-1]}, "results": [', range(0, len(order), _RESULTS), part, "]}")
+
+
+def _result(index: int, score: float, documents: list[str] | None) -> str:
+    document = {} if documents is None else {"document": {"text": documents[index]}}
+    return json.dumps({"index": index, "relevance_score": score, **document}, ensure_ascii=False)
 
 
 def relevance(logits: torch.Tensor, config: Any) -> list[float]:

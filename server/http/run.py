@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 LINGER_SECONDS = 1.0
 """How long /health answers 503 after a failure, before the process exits."""
 
-TRIM_SECONDS = 1.0
-"""How often at most the memory that large requests have left is returned to the system."""
+TRIM_SECONDS = 0.5
+"""How often at most the memory that large requests free is returned to the system."""
 
 
 POLLED = frozenset({"/health", "/ready", "/plan", "/metrics"})  # by pages, probes and scrapers, every second
@@ -135,12 +135,13 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
 
     def trim(self) -> None:
-        """Return the memory of large requests and compiled schemas to the system after some have ended."""
+        """Return the memory that large requests and compiled schemas free to the system: while such requests are
+        answered, and after some have ended."""
         trimmed = 0
         while not self.should_exit:
             time.sleep(TRIM_SECONDS)
             ended = self._state.large.ended + self._state.compiling.ended
-            if ended != trimmed:
+            if ended != trimmed or not self._state.large.idle:
                 return_freed_memory()
                 trimmed = ended
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from tests.server.encoders import LONGEST, WIDTH, cross_encoder, encoder, encoder_app, pair_tokenizer, states
-from tests.server.live import MODEL, serving
+from tests.server.live import MODEL, serving, tiny_app
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 TEXTS = ["the cat", "in", "then in the end " * 4, "a"]
@@ -116,6 +117,39 @@ def test_shortened_texts_keep_their_special_tokens(encoder_url: str) -> None:
 def test_what_cannot_be_is_refused_by_name(served: Any, fields: dict[str, Any], status: int, param: str) -> None:
     answer = ask(served[0], **fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+@pytest.mark.parametrize("made", [lambda: tiny_app(), lambda: encoder_app(encoder())], ids=["decoder", "encoder"])
+def test_more_dimensions_than_there_are_are_refused_before_anything_is_computed(made: Callable[[], Any]) -> None:
+    app = made()
+    with serving(app) as url:
+        steps = app.state.server.engine.core.steps
+        answer = ask(url, dimensions=WIDTH + 1)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "dimensions")
+        assert app.state.server.engine.core.steps == steps
+
+
+def test_while_texts_are_computed_they_are_in_memory_once() -> None:
+    """The body that they were parsed of is not kept beside them, nor the tokens of all."""
+    model = encoder()
+    app = encoder_app(model)
+    texts = [chr(65 + number % 26) * 4000 for number in range(1000)]
+    body = json.dumps({"model": MODEL, "input": texts, "truncate_prompt_tokens": 4}).encode()
+    held: list[int] = []
+    model.register_forward_pre_hook(lambda *_: held.append(tracemalloc.get_traced_memory()[0]))
+    with serving(app) as url:
+        ask(url)
+        tracemalloc.start()
+        try:
+            held.clear()
+            answer = httpx.post(
+                f"{url}/v1/embeddings", content=body, headers={"content-type": "application/json"}, timeout=60
+            )
+        finally:
+            tracemalloc.stop()
+    assert vectors(answer).shape == (1000, WIDTH)
+    assert len(held) >= 250
+    assert max(held) < 1.5 * len(body)
 
 
 def test_streams_go_on_beside_embeddings(url: str) -> None:

@@ -54,6 +54,17 @@ def test_scores_are_those_of_the_models_own_forward(reranker: str, path: str) ->
     assert answer["id"].startswith("rerank-")
 
 
+def test_many_documents_are_answered_as_a_few_are(reranker: str) -> None:
+    documents = [f'{number} \u00e9 "the" cat' for number in range(100)]
+    whole = ask(reranker, documents=documents).json()["results"]
+    assert sorted(result["index"] for result in whole) == list(range(100))
+    assert all(result["document"]["text"] == documents[result["index"]] for result in whole)
+    scores = [result["relevance_score"] for result in whole]
+    assert scores == sorted(scores, reverse=True)
+    few = ask(reranker, documents=documents, top_n=7).json()["results"]
+    assert [each["index"] for each in few] == [each["index"] for each in whole[:7]]
+
+
 def test_the_best_without_their_texts(reranker: str) -> None:
     results = ask(reranker, top_n=2, return_documents=False).json()["results"]
     assert [set(result) for result in results] == [{"index", "relevance_score"}] * 2

@@ -13,6 +13,7 @@ import pytest
 from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.http import pooled_requests
 from bigmodel.server.http.errors import APIError
+from bigmodel.server.http.parsing import SMALL_BYTES
 from bigmodel.server.http.pooled_requests import PooledText, PooledTexts
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.serve_tiny import SlowOrBroken
@@ -44,22 +45,30 @@ def test_few_texts_are_tokenised_once() -> None:
     run, made = Runs(), list[int]()
     batch = texts(["a", "bb", "ccc"], run, made)
     asyncio.run(batch.check())
-    assert (batch.tokens, made, run.sizes) == (3, [0, 1, 2], [6])
+    assert (batch.tokens, made, run.sizes) == (3, [0, 1, 2], [6 + 3 * pooled_requests._CALL])
     assert [text.tokens for text in asyncio.run(batch.part(1, 9))] == [[2], [3]]
     assert made == [0, 1, 2]
 
 
 def test_many_are_tokenised_in_parts_and_again_when_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pooled_requests, "_PART", 10)
-    monkeypatch.setattr(pooled_requests, "_KEPT", 20)
+    monkeypatch.setattr(pooled_requests, "_CALL", 1)
+    monkeypatch.setattr(pooled_requests, "_PART", 12)
+    monkeypatch.setattr(pooled_requests, "_KEPT", 24)
     run, made = Runs(), list[int]()
     batch = texts(["12345"] * 9, run, made)
     asyncio.run(batch.check())
-    assert run.sizes == [10, 10, 10, 10, 5]
+    assert run.sizes == [12, 12, 12, 12, 6]
     assert made == list(range(9))
     assert len(asyncio.run(batch.part(2, 6))) == 4
     assert made[9:] == [4, 5]
-    assert run.sizes[-1] == 10
+    assert run.sizes[-1] == 12
+
+
+def test_many_short_texts_are_tokenised_beside_the_event_loop() -> None:
+    run = Runs()
+    asyncio.run(texts(["a"] * 2048, run, []).check())
+    assert all(size > SMALL_BYTES for size in run.sizes[:-1])
+    assert len(run.sizes) == 3
 
 
 def ask(url: str, count: int) -> httpx.Response:

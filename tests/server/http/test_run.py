@@ -17,12 +17,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from bigmodel.errors import ServeError
-from bigmodel.server.http.run import WithoutPolling, bind, url
+from bigmodel.server.http import run as run_module
+from bigmodel.server.http.run import DrainingServer, WithoutPolling, bind, server_config, url
+from bigmodel.server.http.state import ServerState, Settings
 from tests.preloaded import Program
 
 
@@ -96,6 +100,29 @@ def test_a_second_signal_ends_at_once_and_says_so() -> None:
 
 
 @pytest.mark.slow
+def test_memory_is_returned_while_large_requests_are_answered_and_once_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = ServerState(Settings("tiny"))
+    server = DrainingServer(server_config(FastAPI()), state)
+    returned: list[bool] = []
+    pauses = iter([False, True, True, False, False, False])  # whether a large request is there
+
+    def pause(_: float) -> None:
+        wanted = next(pauses, None)
+        if wanted is None:
+            server.should_exit = True
+        elif wanted and state.large.idle:
+            assert state.large.take("a client")
+        elif not wanted and not state.large.idle:
+            state.large.give_back("a client")
+
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr(run_module, "return_freed_memory", lambda: returned.append(state.large.idle))
+    server.trim()
+    assert returned == [False, False, True]
+
+
 def test_no_new_requests_while_draining() -> None:
     with process(0.05, 60) as (child, url):
         wait_ready(url)
