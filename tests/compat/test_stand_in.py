@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .answers import ROOT, answers
+from .answers import PROGRAMS, ROOT, answers
 
 pytestmark = pytest.mark.slow  # each starts interpreters that import PyTorch
 VERSION = "1.15.0+bigmodel.0.1.0"
@@ -87,6 +87,23 @@ def test_the_command_reports_at_the_end() -> None:
     assert done.returncode == 0, done.stderr
     assert VERSION in done.stdout
     assert "bigmodel stands in for accelerate" in done.stderr
+
+
+def test_errors_of_a_program_are_shown_as_python_shows_them() -> None:
+    program = [str(PROGRAMS / "fails.py")]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    plain, under_it = (
+        subprocess.run([sys.executable, *before, *program], capture_output=True, text=True, env=variables)
+        for before in ((), ("-m", "bigmodel", "run"))
+    )
+    assert "in reads_what_is_missing" in plain.stderr
+    assert (under_it.returncode, under_it.stderr) == (plain.returncode, plain.stderr)
+
+
+def test_a_module_that_is_missing_is_said_in_a_line() -> None:
+    command = [sys.executable, "-m", "bigmodel", "run", "-m", "no_such_module"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stderr) == (1, "bigmodel: No module named no_such_module\n")
 
 
 def test_a_plugin_of_pytest_installs_before_any_conftest(tmp_path: Path) -> None:
