@@ -76,7 +76,7 @@ def test_without_a_prediction_one_sequence_is_planned_and_the_plan_says_so() -> 
 
 @pytest.mark.usefixtures("accelerators")
 class TestPlan:
-    model = tiny_llama(num_hidden_layers=6, hidden_size=128, intermediate_size=256)
+    model = tiny_llama(num_hidden_layers=4, hidden_size=128, intermediate_size=256)
 
     def at(self, budget: int, **options: Any) -> Plan:
         return plan(self.model, {0: budget, "cpu": "1GB"}, objective="throughput", machine=MACHINE, **SHAPES, **options)
@@ -86,7 +86,7 @@ class TestPlan:
         budget = int(0.8 * sum(parameter.nbytes for parameter in self.model.parameters()))
         found = self.at(budget)
         fixed = []
-        for size in (1, 8, 16, 32):
+        for size in (1, 8, 32):
             try:
                 fixed.append(rate(self.at(budget, batch_size=size)))
             except BudgetError:
