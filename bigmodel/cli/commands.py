@@ -16,6 +16,7 @@ COMMANDS = {
     "verify": "verify",
     "generate": "generate",
     "serve": "serve",
+    "add-key": "add_key",
     "bench": "bench",
     "config": "config",
     "env": "env",

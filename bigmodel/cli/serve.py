@@ -14,6 +14,7 @@ from .interrupts import ending_at_once
 
 if TYPE_CHECKING:
     from bigmodel.server import Loaded, Loading, Settings
+    from bigmodel.server.http.keys import ApiKey
     from bigmodel.server.loading import Loader, LoadOptions
 
 Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -21,9 +22,10 @@ Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="Port to li
 Name: TypeAlias = Annotated[str | None, typer.Option(help="Model name in the API (default: the model's own).")]
 _KEYS = typer.Option(help="API key that clients must send; may be repeated.", envvar="BIGMODEL_API_KEY")
 Keys: TypeAlias = Annotated[list[str] | None, _KEYS]
-KeyFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help="File with one API key per line.", exists=True, dir_okay=False)
-]
+_KEY_FILE = typer.Option(
+    help="File of API keys, one per line, as `bigmodel add-key` writes it.", exists=True, dir_okay=False
+)
+KeyFile: TypeAlias = Annotated[Path | None, _KEY_FILE]
 _SEQUENCES = typer.Option(min=1, help="Most sequences generated at once; memory is planned for them (default: 16).")
 Sequences: TypeAlias = Annotated[int | None, _SEQUENCES]
 Queue: TypeAlias = Annotated[int, typer.Option(min=0, help="Most waiting sequences; further requests get status 429.")]
@@ -165,17 +167,15 @@ def serve(
     raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
 
 
-def _keys(path: Path) -> list[str]:
+def _keys(path: Path) -> tuple[ApiKey, ...]:
     """Return the keys in a file. A file without keys is an error: it must not leave the server open."""
     from bigmodel.errors import ServeError
+    from bigmodel.server.http.keys import parse_keys
 
     try:
-        keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return parse_keys(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
         raise ServeError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-    if not keys:
-        raise ServeError(f"{path}: contains no key; write one per line, or omit --api-key-file for an open server")
-    return keys
 
 
 def _load(model: str, draft_model: str | None, options: LoadOptions, progress: Loading) -> Loaded:

@@ -29,6 +29,7 @@ from bigmodel.server.http import (
 )
 from bigmodel.server.http.client_limits import BodyLimit, KeyGuard
 from bigmodel.server.http.errors import install
+from bigmodel.server.http.keys import KeyRing
 from bigmodel.server.http.metrics import Metrics
 from bigmodel.server.http.respond import ClientGoneError
 from bigmodel.server.http.state import ServerState, Settings
@@ -97,7 +98,8 @@ def create_app(
         app.include_router(routes.router)
     app.add_middleware(BodyLimit, limits=state)
     if settings.api_keys:
-        app.add_middleware(KeyGuard, keys=settings.api_keys)
+        state.keys = KeyRing(settings.named_keys)
+        app.add_middleware(KeyGuard, keys=state.keys)
     return app
 
 

@@ -177,6 +177,7 @@ class Sampling(Body):
     response_format: ResponseFormat | None = None
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     stop_token_ids: FewTokens | None = None
     allowed_token_ids: Annotated[FewTokens, Field(min_length=1)] | None = None
     timeout: Annotated[Number, Field(gt=0)] | None = None

@@ -106,7 +106,7 @@ async def prepare_chat(
         kept_special=None if form is None else form.kept,
     )
     mailbox = state.mailbox(at_once=not body.stream)
-    return PreparedChat(engine, codec, make_request(state, body, prompt, params, mailbox.sink(0)), form, mailbox)
+    return PreparedChat(engine, codec, make_request(http, body, prompt, params, mailbox.sink(0)), form, mailbox)
 
 
 # --- the tokens of a conversation -----------------------------------------------------------------------

@@ -9,17 +9,18 @@ client is a key, or an address where no keys are needed.
 from __future__ import annotations
 
 import asyncio
-import hmac
+import math
 from collections import Counter, OrderedDict, deque
 from typing import Any, Protocol
 
 import h11
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bigmodel.server.http.errors import APIError, counted
+from bigmodel.server.http.keys import KeyRing, TooMuchError
 
 HEADER_BYTES = 32 << 10
 """Longest request line and headers."""
@@ -39,7 +40,7 @@ CONNECTIONS_OF_AN_ADDRESS = 1024
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 
 KEY = "bigmodel.key"
-"""Where a scope holds the key that a request was allowed with."""
+"""Where a scope holds the name of the key that a request was allowed with."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -101,38 +102,59 @@ class BoundedProtocol(H11Protocol):
 
 
 class KeyGuard:
-    """401 for requests without one of ``keys``; the paths in :data:`OPEN_PATHS` need none."""
+    """401 for requests without one of ``keys``, 429 for those beyond what their key may take in a minute.
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+    The paths in :data:`OPEN_PATHS` need no key, and only what is posted is counted.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        key = self._allowed(Headers(scope=scope))
-        if key is not None:
-            scope[KEY] = key
+        key = self._keys.find(self._given(Headers(scope=scope)))
+        if key is None:
+            error = APIError(
+                401,
+                "an API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": 'Bearer realm="bigmodel"'},
+            )
+            await counted(scope["app"], error, scope["path"])(scope, receive, send)
+            return
+        scope[KEY] = key.name
+        if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        error = APIError(
-            401,
-            "an API key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": 'Bearer realm="bigmodel"'},
-        )
-        await counted(scope["app"], error, scope["path"])(scope, receive, send)
 
-    def _allowed(self, headers: Headers) -> str | None:
-        """The key of a request that has a known one."""
+        async def with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._keys.headers(key.name))
+            await send(message)
+
+        try:
+            self._keys.take_request(key.name)
+        except TooMuchError as found:
+            error = APIError(
+                429,
+                str(found),
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(math.ceil(found.seconds))},
+            )
+            await counted(scope["app"], error, scope["path"])(scope, receive, with_limits)
+        else:
+            await self._app(scope, receive, with_limits)
+
+    @staticmethod
+    def _given(headers: Headers) -> bytes:
+        """The key of a request; empty where it has none."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = headers.get("x-api-key", "")  # where Anthropic's clients send it
-        given = key.strip().encode("latin-1")  # the bytes sent; Starlette decodes headers as Latin-1
-        # Every key is compared, in constant time: timing reveals neither which one matches nor how far.
-        matches = [hmac.compare_digest(given, known) for known in self._keys]
-        return given.decode("latin-1") if any(matches) else None
+        return key.strip().encode("latin-1")  # the bytes sent; Starlette decodes headers as Latin-1
 
 
 class HasBodyLimit(Protocol):
@@ -176,7 +198,7 @@ class BodyLimit:
 
 
 def client_of(scope: Scope) -> str:
-    """Return the client's key, or its address where no key was needed."""
+    """Return the name of the client's key, or its address where no key was needed."""
     if KEY in scope:
         return str(scope[KEY])
     address = scope.get("client")

@@ -55,7 +55,7 @@ async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
             prompt_logprobs=echo and body.logprobs is not None,
             grammar=grammar,
         )
-        requests.append(make_request(state, body, prompt, params, mailbox.sink(number)))
+        requests.append(make_request(http, body, prompt, params, mailbox.sink(number)))
     answer = CompletionAnswer(
         f"cmpl-{uuid.uuid4().hex}",
         int(time.time()),

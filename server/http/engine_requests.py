@@ -17,9 +17,10 @@ from bigmodel.server.engine.sampling.tool_schema import calls_schema
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
 from bigmodel.server.http.bodies import Sampling
 from bigmodel.server.http.chat_bodies import ChatBody
+from bigmodel.server.http.client_limits import KEY
 from bigmodel.server.http.errors import APIError, bad_value
 from bigmodel.server.http.parsing import ANY_SIZE, OffLoop, in_thread, in_turn, turn
-from bigmodel.server.http.state import ServerState
+from bigmodel.server.http.state import ServerState, state_of
 from bigmodel.server.text.codec import TextCodec, TooManyTokensError
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -28,11 +29,20 @@ PROMPT_END = 16
 """Tokens at the end of a prompt that show whether the answer begins within the reasoning."""
 
 
-def make_request(state: ServerState, body: Sampling, prompt: list[int], params: SamplingParams, sink: Sink) -> Request:
-    """An engine request with its deadline."""
-    limits = [t for t in (body.timeout, state.settings.request_timeout) if t is not None]
+def make_request(http: HTTPRequest, body: Sampling, prompt: list[int], params: SamplingParams, sink: Sink) -> Request:
+    """An engine request with its deadline, in the name of the client's key."""
+    limits = [t for t in (body.timeout, state_of(http).settings.request_timeout) if t is not None]
     deadline = time.monotonic() + min(limits) if limits else None
-    return Request(uuid.uuid4().hex, prompt, params, sink, n=body.n or 1, deadline=deadline)
+    return Request(
+        uuid.uuid4().hex,
+        prompt,
+        params,
+        sink,
+        n=body.n or 1,
+        deadline=deadline,
+        client=http.scope.get(KEY, ""),
+        priority=body.priority,
+    )
 
 
 async def encode_prompt(

@@ -31,6 +31,9 @@ class Metrics(Observer):
         self._step = _histogram("bigmodel_step_seconds", "Time of an engine step", r)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
         self._batch = Histogram("bigmodel_step_sequences", "Sequences in a step", registry=r, buckets=sizes)
+        names = ["key", "kind"]
+        self._of_keys = Counter("bigmodel_key_tokens", "Tokens by key and kind", names, registry=r)
+        self._state = state
         r.register(_State(state))
 
     def render(self) -> bytes:
@@ -41,6 +44,7 @@ class Metrics(Observer):
 
     def started(self, request: Request, waited: float) -> None:
         self._queue.observe(waited)
+        self._take(request, "prompt", len(request.prompt))
 
     def tokens(self, prompt: int, generated: int) -> None:
         if prompt:
@@ -56,11 +60,18 @@ class Metrics(Observer):
 
     def finished(self, request: Request, outcome: str, seconds: float) -> None:
         self._requests.labels(outcome).inc()
+        self._take(request, "generated", request.completion_tokens)
         self._whole.observe(seconds)
 
     def step(self, seconds: float, sequences: int) -> None:
         self._step.observe(seconds)
         self._batch.observe(sequences)
+
+    def _take(self, request: Request, kind: str, tokens: int) -> None:
+        """Count tokens of a request in the name of its key."""
+        if request.client:
+            self._of_keys.labels(request.client, kind).inc(tokens)
+            self._state.keys.take_tokens(request.client, tokens)
 
     def refused(self, status: int) -> None:
         """Count a request answered with an error before it reached the engine."""

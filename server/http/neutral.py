@@ -10,7 +10,6 @@ _SAMPLING: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1, 1.0),
-    "priority": (0,),
     "return_mm_kwargs": (True,),
     "return_token_ids": (False,),
     "return_token_offsets": (False,),

@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams
+from bigmodel.server.http.client_limits import KEY
 from bigmodel.server.http.engine_requests import submit_all
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.parsing import OffLoop, in_thread
@@ -115,7 +116,8 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> to
         requests = []
         for number, text in enumerate(part):
             params = SamplingParams(max_tokens=0, pooling=text.pooling)
-            requests.append(Request(uuid.uuid4().hex, text.tokens, params, mailbox.sink(number), deadline=deadline))
+            sink, client = mailbox.sink(number), http.scope.get(KEY, "")
+            requests.append(Request(uuid.uuid4().hex, text.tokens, params, sink, deadline=deadline, client=client))
         await _submit(engine, requests, waits=begin > 0, deadline=deadline)
         joined = JoinedRequests(engine, requests, mailbox)
         try:

@@ -19,6 +19,7 @@ from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.sampling.grammar import GrammarCompiler
 from bigmodel.server.http.client_limits import Shares
 from bigmodel.server.http.errors import APIError
+from bigmodel.server.http.keys import ApiKey, KeyRing
 from bigmodel.server.http.respond import Mailbox, Relay
 from bigmodel.server.loading import Loading
 from bigmodel.server.text.codec import TextCodec
@@ -46,7 +47,7 @@ class Settings:
 
     Args:
         model_name: Name of the model for clients.
-        api_keys: Accepted API keys; without any, no key is needed.
+        api_keys: Accepted API keys, as they are or with a name and limits; without any, no key is needed.
         max_body_bytes: Longest request body; None for a limit that follows from the length of the model's context.
         request_timeout: Seconds a request may take, waiting included; None for no limit. Requests may set a shorter
             ``timeout``.
@@ -60,7 +61,7 @@ class Settings:
     """
 
     model_name: str
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str | ApiKey, ...] = ()
     max_body_bytes: int | None = None
     request_timeout: float | None = None
     drain_timeout: float = 30.0
@@ -70,9 +71,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_names(self.tool_parser, self.reasoning_parser)
-        for key in self.api_keys:
-            if not key or key != key.strip():
-                raise ServeError("an API key is empty, or begins or ends with a space; no client could send it")
+        self.named_keys  # noqa: B018  # raises for a wrong one
+
+    @property
+    def named_keys(self) -> tuple[ApiKey, ...]:
+        """The accepted keys, each with its name and limits."""
+        return tuple(key if isinstance(key, ApiKey) else ApiKey.of(key) for key in self.api_keys)
 
 
 class Reporter(Protocol):
@@ -105,6 +109,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Any = None  # Metrics, set by the application
     reporter: Reporter | None = None  # set by the application
+    keys: KeyRing = field(default_factory=lambda: KeyRing(()))  # set by the application
     large: Shares = field(default_factory=lambda: Shares(LARGE_OF_A_CLIENT, LARGE))
     parsing: Shares = field(default_factory=lambda: Shares(1, PARSING_THREADS))
     compiling: Shares = field(default_factory=lambda: Shares(1, 1))  # the worker compiles one schema at a time

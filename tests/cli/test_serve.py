@@ -15,6 +15,7 @@ import bigmodel.server.loading
 from bigmodel.cli.serve import serve
 from bigmodel.errors import ServeError
 from bigmodel.server import EngineOptions, Loaded, Loading, Settings
+from bigmodel.server.http.keys import ApiKey
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 command = typer.Typer()
@@ -62,7 +63,9 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
         *("--prefix-cache", str(tmp_path / "kept"), "--prefix-cache-size", "3GiB"),
     )
     settings: Settings = served["settings"]
-    assert settings.api_keys == ("first", "second", "third")
+    assert [key.digest for key in settings.named_keys] == [
+        ApiKey.of(key).digest for key in ("first", "second", "third")
+    ]
     assert settings.model_name == "mine"
     assert (settings.request_timeout, settings.drain_timeout, settings.max_body_bytes) == (7, 9, 1 << 20)
     assert (settings.tool_parser, settings.reasoning_parser) == ("hermes", "none")

@@ -157,7 +157,8 @@ class Sink(Protocol):
 class Request:
     """One accepted request: a prompt, ``n`` sequences to generate, and the sink of its events.
 
-    ``deadline`` is in seconds of :func:`time.monotonic`, or None.
+    ``deadline`` is in seconds of :func:`time.monotonic`, or None. ``client`` names whose request it is: clients take
+    turns. Of the requests of one that wait, those of the lowest ``priority`` come first.
     """
 
     request_id: str
@@ -166,6 +167,8 @@ class Request:
     sink: Sink
     n: int = 1
     deadline: float | None = None
+    client: str = ""
+    priority: int = 0
     arrived: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
     sequences: list[Sequence] = field(default_factory=list)

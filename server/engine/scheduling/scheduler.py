@@ -1,12 +1,12 @@
 """The scheduler: which sequences compute which tokens in the next step.
 
-First come, first served. Sequences that generate go first (decode), then prompts, old before new (prefill). When
+First come, first served, but clients take turns, and of one client's requests the lowest priority comes first.
+Sequences that generate go first (decode), then prompts, old before new (prefill). When
 key-value memory runs out, the youngest running sequence gives its memory back and is recomputed later (preempt).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,7 +88,8 @@ class Scheduler:
         self.max_sequences = max_sequences
         self.max_batch_tokens = max_batch_tokens
         self._new_kv = new_kv
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
+        self._turns: dict[str, int] = {}  # when each client that waits or runs had its last turn
         self.running: list[Sequence] = []  # oldest first
         self.preemptions = 0
         self._readable = 0  # blocks that this step may still read from files
@@ -151,7 +152,7 @@ class Scheduler:
                 batch.append(ScheduledTokens(sequence, tokens))
                 budget -= tokens
         while self.waiting and len(self.running) < self.max_sequences and budget >= PROMPT_BLOCK:
-            sequence = self.waiting[0]
+            sequence = min(self.waiting, key=self._turn)
             with _on_behalf_of(sequence):
                 if self._shares_unfinished_prompt(sequence) or not self._admit(sequence):
                     break
@@ -160,6 +161,11 @@ class Scheduler:
                 batch.append(ScheduledTokens(sequence, tokens))
                 budget -= tokens
         return batch
+
+    def _turn(self, sequence: Sequence) -> tuple[bool, int, int, int]:
+        """Place of a waiting sequence: those that gave way, then the client whose last turn is the longest ago."""
+        request = sequence.request
+        return not sequence.preemptions, self._turns.get(request.client, 0), request.priority, sequence.order
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Tokens of the sequence that fit ``budget``; a cut within the prompt falls on a block boundary.
@@ -205,7 +211,8 @@ class Scheduler:
         except BaseException:
             self.pool.give_back(capacity)
             raise
-        self.waiting.popleft()
+        self.waiting.remove(sequence)
+        self._note_turn(sequence.request.client)
         sequence.kv = kv
         self.prefix.lookups += sequence.prompt_length
         self.prefix.hits += cached
@@ -216,6 +223,11 @@ class Scheduler:
         self.running.append(sequence)
         self.running.sort(key=lambda s: s.order)
         return True
+
+    def _note_turn(self, client: str) -> None:
+        last = max(self._turns.values(), default=0) + 1
+        held = {sequence.request.client for sequence in (*self.waiting, *self.running)}
+        self._turns = {one: turn for one, turn in self._turns.items() if one in held} | {client: last}
 
     def _restore(self, sequence: Sequence) -> None:
         """Read the next blocks of a prompt from files, as many as this step may, until one is missing."""
@@ -247,7 +259,7 @@ class Scheduler:
         sequence.phase = SequencePhase.WAITING
         sequence.preemptions += 1
         self.preemptions += 1
-        self.waiting.appendleft(sequence)
+        self.waiting.append(sequence)
 
     def _extend(self, kv: SequenceKV, capacity: int) -> bool:
         """Reserve ``capacity`` positions, evicting cached prefixes if need be; False when too few can be freed."""

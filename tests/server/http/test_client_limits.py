@@ -10,6 +10,11 @@ from fastapi import FastAPI, Request
 
 from bigmodel.server.http.client_limits import KEY, OPEN_PATHS, BodyLimit, KeyGuard, Shares, client_of
 from bigmodel.server.http.errors import install
+from bigmodel.server.http.keys import ApiKey, KeyRing
+
+
+def ring(*keys: str) -> KeyRing:
+    return KeyRing(ApiKey.of(key) for key in keys)
 
 
 class Refusals:
@@ -69,7 +74,7 @@ async def send(app: FastAPI, method: str, path: str, **options: object) -> httpx
     ],
 )
 async def test_any_of_the_keys_is_accepted(app: FastAPI, header: str | None, status: int) -> None:
-    app.add_middleware(KeyGuard, keys=("alpha", "beta"))
+    app.add_middleware(KeyGuard, keys=ring("alpha", "beta"))
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
     answer = await send(app, "POST", "/length", headers=headers)
     assert answer.status_code == status
@@ -78,14 +83,14 @@ async def test_any_of_the_keys_is_accepted(app: FastAPI, header: str | None, sta
 
 @pytest.mark.anyio
 async def test_a_key_may_have_any_letters(app: FastAPI) -> None:
-    app.add_middleware(KeyGuard, keys=("schlüssel",))
+    app.add_middleware(KeyGuard, keys=ring("schlüssel"))
     answer = await send(app, "POST", "/length", headers={"Authorization": "Bearer schlüssel".encode()})
     assert answer.status_code == 200
 
 
 @pytest.mark.anyio
 async def test_probes_need_no_key(app: FastAPI) -> None:
-    app.add_middleware(KeyGuard, keys=("alpha",))
+    app.add_middleware(KeyGuard, keys=ring("alpha"))
     assert "/health" in OPEN_PATHS
     assert (await send(app, "GET", "/health")).json() == "well"
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import Request as HTTPRequest
 
 from bigmodel.server import Settings
 from bigmodel.server.engine import Engine, Failed, SamplingParams
 from bigmodel.server.http.chat_bodies import ChatBody
+from bigmodel.server.http.client_limits import KEY
 from bigmodel.server.http.engine_requests import check_number, make_request, sampling_params, submit_all, token_limit
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.state import ServerState
@@ -80,11 +83,25 @@ def test_a_bias_for_an_unknown_token_is_refused(key: str) -> None:
         sampling_params(completion(logit_bias={key: 1.0}), CODEC, max_tokens=1, logprobs=None)
 
 
+def received(key: str | None = None, **settings: Any) -> HTTPRequest:
+    """A request to a server with these settings, allowed by a key."""
+    app = SimpleNamespace(state=SimpleNamespace(server=ServerState(Settings("tiny", **settings))))
+    return HTTPRequest({"type": "http", "app": app} | ({} if key is None else {KEY: key}))
+
+
+def test_a_request_is_its_keys_and_has_its_priority() -> None:
+    request = make_request(received("alice"), completion(priority=-3), [1], SamplingParams(1), Collector())
+    assert (request.client, request.priority) == ("alice", -3)
+    request = make_request(received(), completion(), [1], SamplingParams(1), Collector())
+    assert (request.client, request.priority) == ("", 0)
+
+
 @pytest.mark.parametrize(("asked", "server", "seconds"), [(None, None, None), (5, None, 5), (9, 3, 3), (None, 3, 3)])
 def test_the_shorter_deadline_holds(asked: float | None, server: float | None, seconds: float | None) -> None:
-    state = ServerState(Settings("tiny", request_timeout=server))
     before = time.monotonic()
-    request = make_request(state, completion(timeout=asked), [1], SamplingParams(1), Collector())
+    request = make_request(
+        received(request_timeout=server), completion(timeout=asked), [1], SamplingParams(1), Collector()
+    )
     if seconds is None:
         assert request.deadline is None
     else:

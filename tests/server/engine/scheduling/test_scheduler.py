@@ -159,3 +159,44 @@ def test_all_sequences_finish_within_memory_in_order_of_arrival(
         assert step < 20000
     assert first_run == sorted(first_run)
     assert s.pool.used == 0
+
+
+def asked(client: str, priority: int = 0) -> Request:
+    made = request(5, 1)
+    made.client, made.priority = client, priority
+    return made
+
+
+def order_of_starts(requests: list[Request], sequences: int = 1) -> list[int]:
+    """Indices of requests in the order in which they begin."""
+    s = scheduler(sequences=sequences)
+    for each in requests:
+        s.add(each.sequences[0])
+    found: list[int] = []
+    while s.waiting or s.running:
+        batch = s.schedule()
+        found += [requests.index(scheduled.sequence.request) for scheduled in batch]
+        compute(s, batch)
+    return found
+
+
+def test_clients_take_turns_however_many_requests_one_has_waiting() -> None:
+    asked_by = [asked("a") for _ in range(4)] + [asked("b"), asked("c"), asked("b")]
+    assert order_of_starts(asked_by) == [0, 4, 5, 1, 6, 2, 3]
+
+
+def test_requests_without_a_client_come_in_their_order() -> None:
+    assert order_of_starts([asked("") for _ in range(4)]) == [0, 1, 2, 3]
+
+
+def test_of_one_clients_requests_the_lowest_priority_is_first() -> None:
+    assert order_of_starts([asked("", 5), asked("", 0), asked("", -1), asked("", 0)]) == [2, 1, 3, 0]
+    assert order_of_starts([asked("a", 5), asked("b", 9), asked("a", -5)]) == [2, 1, 0]
+
+
+def test_turns_of_clients_that_are_gone_are_forgotten() -> None:
+    s = scheduler(sequences=1)
+    for number in range(50):
+        s.add(asked(f"client {number}").sequences[0])
+        compute(s, s.schedule())
+    assert len(s._turns) <= 2
