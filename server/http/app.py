@@ -27,7 +27,7 @@ from bigmodel.server.http import (
     responses_routes,
     tokenize_routes,
 )
-from bigmodel.server.http.client_limits import BodyLimit, KeyGuard
+from bigmodel.server.http.client_limits import BodyLimit, KeyGuard, RequestIds
 from bigmodel.server.http.errors import install
 from bigmodel.server.http.keys import KeyRing
 from bigmodel.server.http.metrics import Metrics
@@ -100,6 +100,7 @@ def create_app(
     if settings.api_keys:
         state.keys = KeyRing(settings.named_keys)
         app.add_middleware(KeyGuard, keys=state.keys)
+    app.add_middleware(RequestIds)
     return app
 
 

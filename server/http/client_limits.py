@@ -1,7 +1,8 @@
 """What one client may take: connections, headers and bodies of bounded size and time, and turns at what is scarce.
 
 From the outside in: `BoundedProtocol` bounds connections before a key is looked at, as whoever reaches the port can
-open them; `KeyGuard` and `BodyLimit` look at a request before any route does; `Shares` gives each client a few turns at
+open them; `RequestIds` gives each request its name, for answers and logs; `KeyGuard` and `BodyLimit` look at a request
+before any route does; `Shares` gives each client a few turns at
 once at parsing and compiling, so that one with many requests delays another by one turn and not by all of them. A
 client is a key, or an address where no keys are needed.
 """
@@ -10,7 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
+import uuid
 from collections import Counter, OrderedDict, deque
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import h11
@@ -19,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from bigmodel.server.http.errors import APIError, counted
+from bigmodel.server.http.errors import ANTHROPIC_PATHS, APIError, counted
 from bigmodel.server.http.keys import KeyRing, TooMuchError
 
 HEADER_BYTES = 32 << 10
@@ -38,6 +42,14 @@ CONNECTIONS_OF_AN_ADDRESS = 1024
 """Connections open at once from the same address; those that come through a proxy are all from one."""
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
+
+REQUEST_ID = "bigmodel.request_id"
+"""Where a scope holds the id of a request."""
+
+request_id: ContextVar[str] = ContextVar("request_id", default="-")
+"""The id of the request that is being answered, for logs."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 KEY = "bigmodel.key"
 """Where a scope holds the name of the key that a request was allowed with."""
@@ -99,6 +111,32 @@ class BoundedProtocol(H11Protocol):
             return
         if not self.transport.is_closing():
             self.transport.close()
+
+
+class RequestIds:
+    """Sends each answer with the id of its request: the client's own in ``X-Request-ID``, else a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        found = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        scope[REQUEST_ID] = found
+        request_id.set(found)
+
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = found
+                if scope["path"].startswith(ANTHROPIC_PATHS):
+                    headers["request-id"] = found  # where Anthropic's clients read it
+            await send(message)
+
+        await self._app(scope, receive, with_id)
 
 
 class KeyGuard:

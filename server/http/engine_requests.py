@@ -17,7 +17,7 @@ from bigmodel.server.engine.sampling.tool_schema import calls_schema
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
 from bigmodel.server.http.bodies import Sampling
 from bigmodel.server.http.chat_bodies import ChatBody
-from bigmodel.server.http.client_limits import KEY
+from bigmodel.server.http.client_limits import KEY, REQUEST_ID
 from bigmodel.server.http.errors import APIError, bad_value
 from bigmodel.server.http.parsing import ANY_SIZE, OffLoop, in_thread, in_turn, turn
 from bigmodel.server.http.state import ServerState, state_of
@@ -29,12 +29,17 @@ PROMPT_END = 16
 """Tokens at the end of a prompt that show whether the answer begins within the reasoning."""
 
 
+def engine_id(http: HTTPRequest) -> str:
+    """A name for one of the requests that the engine gets for an HTTP request: its own, after that one's."""
+    return f"{http.scope.get(REQUEST_ID, '')}/{uuid.uuid4().hex[:16]}"
+
+
 def make_request(http: HTTPRequest, body: Sampling, prompt: list[int], params: SamplingParams, sink: Sink) -> Request:
     """An engine request with its deadline, in the name of the client's key."""
     limits = [t for t in (body.timeout, state_of(http).settings.request_timeout) if t is not None]
     deadline = time.monotonic() + min(limits) if limits else None
     return Request(
-        uuid.uuid4().hex,
+        engine_id(http),
         prompt,
         params,
         sink,

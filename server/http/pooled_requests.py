@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams
 from bigmodel.server.http.client_limits import KEY
-from bigmodel.server.http.engine_requests import submit_all
+from bigmodel.server.http.engine_requests import engine_id, submit_all
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.parsing import OffLoop, in_thread
 from bigmodel.server.http.respond import JoinedRequests, unless_disconnected
@@ -117,7 +116,7 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> to
         for number, text in enumerate(part):
             params = SamplingParams(max_tokens=0, pooling=text.pooling)
             sink, client = mailbox.sink(number), http.scope.get(KEY, "")
-            requests.append(Request(uuid.uuid4().hex, text.tokens, params, sink, deadline=deadline, client=client))
+            requests.append(Request(engine_id(http), text.tokens, params, sink, deadline=deadline, client=client))
         await _submit(engine, requests, waits=begin > 0, deadline=deadline)
         joined = JoinedRequests(engine, requests, mailbox)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import resource
@@ -14,9 +15,10 @@ from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import LOGGING_CONFIG
 
 from bigmodel.errors import ServeError
-from bigmodel.server.http.client_limits import CONNECTIONS, HEADER_BYTES, BoundedProtocol
+from bigmodel.server.http.client_limits import CONNECTIONS, HEADER_BYTES, BoundedProtocol, request_id
 from bigmodel.server.http.process_memory import keep_what_is_loaded, return_freed_memory, use_few_arenas
 from bigmodel.server.http.state import ServerState
 
@@ -39,6 +41,14 @@ class WithoutPolling(logging.Filter):
         _client, _method, path, _version, status = cast(tuple[str, str, str, str, int], record.args)
         polled = path.partition("?")[0] in POLLED and status < 400
         return not polled or logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+
+
+class WithRequestId(logging.Filter):
+    """Gives records of uvicorn's access log the id of their request."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.request_id = request_id.get()
+        return True
 
 
 _WITHOUT_POLLING = WithoutPolling()
@@ -67,6 +77,11 @@ def url(host: str, port: int) -> str:
 
 def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
     """Return uvicorn's configuration for the application, with bounded connections."""
+    log = copy.deepcopy(LOGGING_CONFIG)
+    log["formatters"]["access"]["fmt"] += " %(request_id)s"
+    log["filters"] = {"request_id": {"()": WithRequestId}}
+    log["handlers"]["access"]["filters"] = ["request_id"]
+    options.setdefault("log_config", log)
     return uvicorn.Config(
         app, http=BoundedProtocol, ws="none", h11_max_incomplete_event_size=HEADER_BYTES, lifespan="on", **options
     )

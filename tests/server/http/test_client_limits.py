@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from bigmodel.server.http.client_limits import KEY, OPEN_PATHS, BodyLimit, KeyGuard, Shares, client_of
+from bigmodel.server.http.client_limits import KEY, OPEN_PATHS, BodyLimit, KeyGuard, Shares, client_of, request_id
 from bigmodel.server.http.errors import install
 from bigmodel.server.http.keys import ApiKey, KeyRing
+from bigmodel.server.http.run import server_config
+from tests.server.live import serving, tiny_app
 
 
 def ring(*keys: str) -> KeyRing:
@@ -208,3 +213,37 @@ async def test_a_client_is_its_key_or_its_address() -> None:
     assert client_of({"type": "http", "client": ("10.0.0.1", 80)}) == "10.0.0.1"
     assert client_of({"type": "http", "client": ("10.0.0.1", 80), KEY: "alpha"}) == "alpha"
     assert client_of({"type": "http", "client": None}) == ""
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/nowhere", "/v1/messages"])
+def test_every_answer_has_the_id_of_its_request(path: str) -> None:
+    with serving(tiny_app(api_keys=("alpha",))) as url, httpx.Client(base_url=url) as client:
+        own = client.get(path, headers={"x-request-id": "mine-1"})  # no key: 401, too
+        assert own.headers["x-request-id"] == "mine-1"
+        assert own.headers.get("request-id") == ("mine-1" if path == "/v1/messages" else None)
+        wrong = [{"x-request-id": text.encode("latin-1")} for text in ("", "a b", "é", "x" * 200)]
+        ids = {client.get(path, headers=each).headers["x-request-id"] for each in wrong}  # type: ignore[arg-type]
+        assert len(ids) == 4
+        assert all(re.fullmatch("req_[0-9a-f]{32}", one) for one in ids)
+
+
+def test_two_requests_with_one_id_are_both_answered() -> None:
+    body = {"model": "tiny", "prompt": ["the cat", "the mat"], "max_tokens": 40, "ignore_eos": True}
+    with (
+        serving(tiny_app()) as url,
+        httpx.Client(base_url=url, headers={"x-request-id": "same"}) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        found = list(pool.map(lambda _: client.post("/v1/completions", json=body), range(4)))
+    assert [(one.status_code, one.json()["usage"]["completion_tokens"]) for one in found] == [(200, 80)] * 4
+
+
+def test_the_access_log_names_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    config = server_config(FastAPI(), log_level="info")
+    request_id.set("mine-2")
+    try:
+        logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "1.2.3.4:5", "POST", "/v1/x", "1.1", 200)
+    finally:
+        request_id.set("-")
+    assert config.log_config is not None
+    assert capsys.readouterr().out.rstrip().endswith("mine-2")
