@@ -1,0 +1,48 @@
+"""What operators copy from the guide: every metric exists, the unit is one that systemd takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.live import serving, tiny_app
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "docs" / "deploy"
+
+
+def test_the_dashboard_asks_for_metrics_that_the_server_has() -> None:
+    with serving(tiny_app()) as url:
+        text = httpx.get(url + "/metrics").text
+    kinds = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
+    known = {name for name, kind in kinds.items() if kind != "histogram"}
+    known |= {f"{name}_bucket" for name, kind in kinds.items() if kind == "histogram"}
+    panels = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
+    asked = {name for p in panels for t in p["targets"] for name in re.findall(r"bigmodel_\w+", t["expr"])}
+    assert len(asked) >= 12
+    assert asked <= known
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "bigmodel.service"
+    text = (DEPLOY / "bigmodel.service").read_text()
+    unit.write_text(text.replace("/opt/bigmodel/bin/bigmodel", sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_container_copies_what_the_package_is_built_of() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    copied = {name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]}
+    assert all((ROOT / name).exists() for name in copied)
+    links = {path.resolve().name for path in (ROOT / "bigmodel").iterdir() if path.is_symlink()}
+    assert {"pyproject.toml", "bigmodel", *links} <= copied
