@@ -59,6 +59,10 @@ _TOOLS = typer.Option(
 ToolParser: TypeAlias = Annotated[str, _TOOLS]
 _REASONING = typer.Option(help="Format of the model's reasoning: think, mistral, harmony, none, or auto.")
 ReasoningParser: TypeAlias = Annotated[str, _REASONING]
+_TELEMETRY = typer.Option(
+    "--telemetry", help="Make spans of OpenTelemetry; its environment variables say where they go."
+)
+TelemetryFlag: TypeAlias = Annotated[bool, _TELEMETRY]
 Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, balanced by Ray Serve.")]
 _CLUSTER = typer.Option(help="Address of the Ray cluster for replicas; auto: a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
@@ -110,6 +114,7 @@ def serve(
     max_body: Body = None,
     tool_parser: ToolParser = "auto",
     reasoning_parser: ReasoningParser = "auto",
+    telemetry: TelemetryFlag = False,
     replicas: Replicas = 1,
     ray_address: Cluster = None,
     log_level: Log = LogLevel.INFO,
@@ -147,6 +152,7 @@ def serve(
             engine,
             tool_parser,
             reasoning_parser,
+            telemetry,
         )
         options = LoadOptions(
             device_map=device_map,

@@ -34,6 +34,7 @@ from bigmodel.server.http.metrics import Metrics
 from bigmodel.server.http.respond import ClientGoneError
 from bigmodel.server.http.state import ServerState, Settings
 from bigmodel.server.http.status import OwnReports
+from bigmodel.server.http.telemetry import Telemetry
 from bigmodel.server.loading import Loaded, Loader, LoadingCancelledError
 from bigmodel.server.text.codec import TextCodec
 
@@ -101,6 +102,9 @@ def create_app(
         state.keys = KeyRing(settings.named_keys)
         app.add_middleware(KeyGuard, keys=state.keys)
     app.add_middleware(RequestIds)
+    if settings.telemetry:
+        state.telemetry = Telemetry(settings.model_name)
+        app.add_middleware(state.telemetry.around)
     return app
 
 
@@ -152,6 +156,8 @@ class _Startup:
             if state.engine is not None:
                 await asyncio.to_thread(state.engine.stop)
             await asyncio.to_thread(state.close)
+            if state.telemetry is not None:
+                await asyncio.to_thread(state.telemetry.close)
 
     def _load(self) -> None:
         try:

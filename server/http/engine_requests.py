@@ -38,7 +38,7 @@ def make_request(http: HTTPRequest, body: Sampling, prompt: list[int], params: S
     """An engine request with its deadline, in the name of the client's key."""
     limits = [t for t in (body.timeout, state_of(http).settings.request_timeout) if t is not None]
     deadline = time.monotonic() + min(limits) if limits else None
-    return Request(
+    made = Request(
         engine_id(http),
         prompt,
         params,
@@ -48,6 +48,10 @@ def make_request(http: HTTPRequest, body: Sampling, prompt: list[int], params: S
         client=http.scope.get(KEY, ""),
         priority=body.priority,
     )
+    telemetry = state_of(http).telemetry
+    if telemetry is not None:
+        telemetry.begin(made)
+    return made
 
 
 async def encode_prompt(

@@ -61,6 +61,8 @@ class Metrics(Observer):
     def finished(self, request: Request, outcome: str, seconds: float) -> None:
         self._requests.labels(outcome).inc()
         self._take(request, "generated", request.completion_tokens)
+        if request.trace is not None and self._state.telemetry is not None:
+            self._state.telemetry.finished(request, outcome)
         self._whole.observe(seconds)
 
     def step(self, seconds: float, sequences: int) -> None:

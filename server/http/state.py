@@ -21,6 +21,7 @@ from bigmodel.server.http.client_limits import Shares
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.keys import ApiKey, KeyRing
 from bigmodel.server.http.respond import Mailbox, Relay
+from bigmodel.server.http.telemetry import Telemetry
 from bigmodel.server.loading import Loading
 from bigmodel.server.text.codec import TextCodec
 
@@ -55,6 +56,7 @@ class Settings:
         engine: Limits and batching of the engine.
         tool_parser: Format of the model's tool calls, "auto" for that of its chat template, or "none".
         reasoning_parser: Format of its reasoning, alike.
+        telemetry: Whether requests have OpenTelemetry's spans.
 
     Raises:
         ServeError: A key is empty, or begins or ends with a space, or there is no such parser.
@@ -68,6 +70,7 @@ class Settings:
     engine: EngineOptions = field(default_factory=EngineOptions)
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
+    telemetry: bool = False
 
     def __post_init__(self) -> None:
         check_names(self.tool_parser, self.reasoning_parser)
@@ -109,6 +112,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Any = None  # Metrics, set by the application
     reporter: Reporter | None = None  # set by the application
+    telemetry: Telemetry | None = None  # set by the application
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))  # set by the application
     large: Shares = field(default_factory=lambda: Shares(LARGE_OF_A_CLIENT, LARGE))
     parsing: Shares = field(default_factory=lambda: Shares(1, PARSING_THREADS))

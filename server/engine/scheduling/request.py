@@ -169,6 +169,7 @@ class Request:
     deadline: float | None = None
     client: str = ""
     priority: int = 0
+    trace: Any = None  # what its spans belong to, where there is telemetry
     arrived: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
     sequences: list[Sequence] = field(default_factory=list)
