@@ -97,6 +97,19 @@ class Joined(nn.Module):
         return self.sum(self.one(x), self.other(x))
 
 
+class Gathering(nn.Module):
+    """Reorders what its parts made by an index that it makes on the device of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = chain()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.parts(x)
+        order = torch.arange(x.shape[-2], device=x.device).flip(0)
+        return made[:, order] * 2  # type: ignore[no-any-return]
+
+
 class Collecting(nn.Module):
     """Adds up what its parts have put into a list, or a dictionary, that it gives them."""
 
@@ -134,7 +147,7 @@ def after_chain(kind: type[nn.Module]) -> Callable[[], nn.Module]:
 
 PATTERNS: list[Callable[[], nn.Module]] = [
     Branches, residuals, lambda: residuals(in_place=True), after_chain(Positions), after_chain(Joined), chain,
-    Collecting,
+    Collecting, Gathering,
 ]  # fmt: skip
 X = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(0))
 
@@ -173,7 +186,17 @@ def peaks(model: nn.Module, by: Plan, x: torch.Tensor) -> tuple[torch.Tensor, di
 @pytest.mark.parametrize(
     "make",
     [*PATTERNS, after_chain(Lending)],
-    ids=["cat", "residual", "in place", "table", "sum", "chain", "collecting", "a table that is read as a weight"],
+    ids=[
+        "cat",
+        "residual",
+        "in place",
+        "table",
+        "sum",
+        "chain",
+        "collecting",
+        "gathering",
+        "a table that is read as a weight",
+    ],
 )
 def test_bits_are_equal_and_peaks_are_those_of_the_plan(make: Callable[[], nn.Module], over: str) -> None:
     expected = resident_output(made(make), X)
@@ -185,7 +208,9 @@ def test_bits_are_equal_and_peaks_are_those_of_the_plan(make: Callable[[], nn.Mo
     assert len({part.runs_on for part in found.parts}) == (1 if over == "RAM" else 2)
 
 
-@pytest.mark.parametrize("make", PATTERNS, ids=["cat", "residual", "in place", "table", "sum", "chain", "collecting"])
+@pytest.mark.parametrize(
+    "make", PATTERNS, ids=["cat", "residual", "in place", "table", "sum", "chain", "collecting", "gathering"]
+)
 def test_a_map_that_was_never_traced_goes_by_the_structure_of_the_model(make: Callable[[], nn.Module]) -> None:
     expected = resident_output(made(make), X)
     model = made(make)

@@ -112,7 +112,10 @@ class Subject:
     def profile(self) -> Profile:
         """The profile of the model at the shapes that it is used with."""
         shape = {"batch_size": BATCH, "context_length": PROMPT + NEW, "new_tokens": NEW}
-        return profile_model(self.tiny.model, **shape, device_type="virtual", sample_inputs=self.sample_inputs)
+        reads_all = self.tiny.used_as == "forward"  # a model that generates is planned for the last token's logits
+        return profile_model(
+            self.tiny.model, **shape, all_logits=reads_all, device_type="virtual", sample_inputs=self.sample_inputs
+        )
 
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:

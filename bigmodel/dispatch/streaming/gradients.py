@@ -202,7 +202,11 @@ class _BlockCall(RecomputedCall):
         asks = torch.zeros((), requires_grad=True)
         for tensor in tensors:
             if tensor.is_floating_point() or tensor.is_complex():
-                _Refuse.apply(self._refuse_written_tensors, asks, tensor)
+                try:
+                    _Refuse.apply(self._refuse_written_tensors, asks, tensor)
+                    _ = tensor.grad_fn
+                except RuntimeError:  # autograd does not let views of all kinds be written so
+                    self._refuse_written_tensors()
 
     def _refuse_written_tensors(self) -> None:
         raise DispatchError(

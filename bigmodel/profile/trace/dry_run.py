@@ -29,7 +29,7 @@ from ...devices import HOST
 from ...errors import PlanError
 from ...quantized.packable import plan_products
 from ..model.units import UnitProfile
-from .extrapolate import LayerSample, extrapolate, find_layer_samples
+from .extrapolate import CannotExtrapolate, LayerSample, extrapolate, find_layer_samples
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
 from .session import (
@@ -307,8 +307,8 @@ class _Clone:
 
     def fails_as_whole(self, error: Exception) -> bool:
         """Whether the whole model would raise `error`, too: no layer was missing when it was raised, nor was one
-        accessed."""
-        return not self._missed and not isinstance(error, (LookupError, AttributeError))
+        accessed, nor is it about the sample."""
+        return not self._missed and not isinstance(error, (LookupError, AttributeError, CannotExtrapolate))
 
     @cached_property
     def _clone(self) -> nn.Module:

@@ -17,7 +17,7 @@ import torch
 from .choice import Choice, beams_of, chooses_itself, suppressed_tokens
 from .image_states import image_states_in, inputs_of_step
 from .inputs import MASK, modalities, padding_mask, token_ids
-from .prompt import Prompt
+from .prompt import KINDS, Prompt
 from .session import Session
 from .values import real_tensors
 from .work import tensors_in
@@ -318,7 +318,7 @@ class _Loop:
         given = {**masked, **order, **cache, "use_cache": self.caches, **(kinds or {})}
         inputs = {"input_ids": ids, **given, **keep, **media}
         if prepares_its_inputs(self.session.model):
-            inputs |= self._prepared(given, ids)
+            inputs |= self._prepared({**given, **{name: media[name] for name in KINDS if name in media}}, ids)
         kept = [*tensors_in(media), *([] if self.positions is None else [self.positions])]
         kept, unread = ([*kept, *mask], []) if self.is_padded else (kept, mask)
         output = self.session.generate_with(kept, unread, **inputs)
@@ -340,11 +340,12 @@ class _Loop:
             torch.cat([self.ids, self.session.tokens(1)], 1)
 
     def _prepared(self, inputs: Mapping[str, Any], ids: torch.Tensor) -> dict[str, Any]:
-        """Return the mask and the position ids that the model's own preparation of inputs makes of those given."""
+        """Return the mask, the position ids and the kinds of tokens that the model's own preparation of inputs makes of
+        those given."""
         prepare: Any = self.session.model.prepare_inputs_for_generation
         accepted = {name: value for name, value in inputs.items() if self.session.accepts(name)}
         found = prepare(ids, is_first_iteration=not self.choice.is_made, **accepted)
-        return {name: found.get(name) for name in (MASK, "position_ids", *self.kinds) if name in accepted}
+        return {name: found.get(name) for name in (MASK, "position_ids", *KINDS) if name in accepted}
 
 
 def encode_media(session: Session, media: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -79,6 +79,7 @@ class Recorder(TorchDispatchMode):
         self._makers: dict[int, int] = {}  # by storage: the unit that made it, or what it was made from alone
         self._places: dict[int, int] = {}  # by storage: the unit on whose device it lies; `OUTSIDE`: the main device
         self._last_place = OUTSIDE
+        self._guessed: set[int] = set()  # storages between units that were made from none: their places are guessed
         self._owners: dict[int, int] = {}  # by storage of a weight: its unit, of several the first
         self._sharing: dict[int, set[int]] = {}  # by storage of a weight: all units that have it
 
@@ -92,10 +93,13 @@ class Recorder(TorchDispatchMode):
         between = not self._units and not self._at_inputs
         read = self._numbered(operands) if between else ()
         place = OUTSIDE if self._at_inputs else self._units[-1] if self._units else self._combine(operands)
+        guessed = between and self._is_guessed(operands)
         maker = self._maker(operands)
         for tensor in results:
             self.watch(tensor, read, place)
             number = self.number_of(tensor)
+            if guessed and number != OUTSIDE:
+                self._guessed.add(number)
             if maker is not None and number != OUTSIDE:
                 self._makers.setdefault(number, maker)
         work = work_of(func, args, kwargs or {}, output, self._choice)
@@ -144,16 +148,26 @@ class Recorder(TorchDispatchMode):
         """Note which units' outputs an operation between units combines, and return the place of its results.
 
         Tensors from several places are combined on the main device. What is made from none, such as positions, is made
-        where the last output is.
+        where the last output is, or where inputs are: nothing tells. What is combined with that is on the main device,
+        too, so that both are in one place either way.
         """
         keys = {tensor.untyped_storage()._cdata for tensor in operands}
         numbers = [self._numbers[key] for key in keys if key in self._numbers]
         places = {self._places.get(number, OUTSIDE) for number in numbers}
-        if len(places) < 2:
+        mixes = len({number in self._guessed for number in numbers if number != OUTSIDE}) > 1
+        if len(places) < 2 and not (mixes and OUTSIDE not in places):
             return places.pop() if places else self._last_place
         self.combined |= places - {OUTSIDE}
         self._places.update((number, OUTSIDE) for number in numbers)
         return OUTSIDE
+
+    def _is_guessed(self, operands: Iterable[torch.Tensor]) -> bool:
+        """Return whether the place of the results of an operation between units is guessed: they are made from none, or
+        from what is guessed alone, after a unit has run."""
+        if self._last_place == OUTSIDE:
+            return False
+        numbers = {self.number_of(tensor) for tensor in operands}
+        return numbers <= self._guessed
 
     def watch(self, tensor: torch.Tensor, read: tuple[tuple[int, int], ...] = (), place: int = OUTSIDE) -> None:
         """Record the storage of `tensor` unless it is known.

@@ -272,3 +272,29 @@ def test_a_model_that_casts_a_part_of_itself_is_recorded() -> None:
     (phase,) = dry_run(model, profile_units(model), Workload(), CPU, example=((torch.zeros(2, 8),), {}))
     assert phase.trace.order() == [0, 1]
     assert model.router.weight.device == CPU
+
+
+class SomeOfItsBlocks(nn.Module):
+    """Runs some of its equal blocks, the last first."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.linear(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block() for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[0](self.blocks[2](x))  # type: ignore[no-any-return]
+
+
+def test_a_model_whose_blocks_do_not_run_one_after_the_other_runs_whole() -> None:
+    model = SomeOfItsBlocks()
+    units = profile_units(model)
+    (phase,) = dry_run(model, units, Workload(), CPU, example=((torch.ones(2, 8),), {}))
+    assert [units[index].name for index in phase.trace.order()] == ["blocks.2", "blocks.0"]
