@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,12 +15,14 @@ import torch
 
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.sampling.grammar_worker import CompileError, GrammarWorker
+from bigmodel.server.engine.sampling.kept import Kept
 
 # Bounds of a schema: compile time grows with the square of each.
 DEPTH = 64
 _PARTS = 1000
 _REPEATS = 1000
-_KEPT_BYTES = 64 << 20  # of compiled grammars, kept for requests with the same schema
+_ONCE_BYTES = 8 << 20  # of compiled grammars, kept for requests with the same schema
+_AGAIN_BYTES = 32 << 20  # of those that another request has asked for
 
 _REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
@@ -67,14 +67,12 @@ class GrammarCompiler:
         self._vocabulary_size = vocabulary_size
         self._stops = tuple(stops)
         self._worker = GrammarWorker(self._info.serialize_json(), bool(stops))
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[Grammar, int] | str] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept = Kept[tuple[Grammar, int] | str](_ONCE_BYTES, _AGAIN_BYTES, _size)
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of the compiled grammars that are kept, as they are serialised."""
-        return self._kept_bytes
+        return self._kept.nbytes
 
     def compile(self, schema: dict[str, Any] | None) -> Grammar:
         """Return a grammar for ``schema``, or for any JSON object with None.
@@ -96,11 +94,7 @@ class GrammarCompiler:
         wanted = ANY_OBJECT if schema is None else schema
         _refuse_too_large(wanted)
         _refuse_unenforced(wanted, "schema")
-        text = json.dumps(wanted)
-        with self._lock:
-            known = self._kept.get(text)
-            if known is not None:
-                self._kept.move_to_end(text)
+        known = self._kept.get(json.dumps(wanted))
         return None if known is None else _usable(known)
 
     def close(self) -> None:
@@ -118,12 +112,7 @@ class GrammarCompiler:
             found = Grammar(compiled, self._vocabulary_size, self._stops), len(serialised)
         except CompileError as error:
             found = str(error)
-        with self._lock:
-            if text not in self._kept:
-                self._kept[text] = found
-                self._kept_bytes += _size(text, found)
-            while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
-                self._kept_bytes -= _size(*self._kept.popitem(last=False))
+        self._kept.put(text, found)
         return found
 
 
@@ -133,8 +122,8 @@ def _usable(found: tuple[Grammar, int] | str) -> Grammar:
     return found[0]
 
 
-def _size(text: str, kept: tuple[Grammar, int] | str) -> int:
-    return len(text) + (len(kept) if isinstance(kept, str) else kept[1])
+def _size(kept: tuple[Grammar, int] | str) -> int:
+    return len(kept) if isinstance(kept, str) else kept[1]
 
 
 class Grammar:
