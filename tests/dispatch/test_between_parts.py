@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -219,6 +219,39 @@ def test_a_map_that_was_never_traced_goes_by_the_structure_of_the_model(make: Ca
     dispatch_model(model, by_turns)
     with torch.inference_mode():
         assert torch.equal(model(X.to("virtual:0")).cpu(), expected.cpu())
+
+
+class Yielding(nn.Module):
+    """Adds up what its parts yield."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+            yield self.one(x)
+            yield self.other(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(self.Part() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            for made in part(x):
+                x = x + made
+        return x
+
+
+@pytest.mark.parametrize("over", ["compute", "RAM"])
+def test_what_parts_yield_goes_to_the_main_device(over: str) -> None:
+    expected = resident_output(made(Yielding), X)
+    model = made(Yielding)
+    found = split_plan(model, over)
+    output, measured = peaks(model, found, X)
+    assert torch.equal(output.cpu(), expected.cpu())
+    assert all(measured[index] <= found.devices[index].total for index in range(2) if index in found.devices)
 
 
 def test_outputs_that_go_to_the_next_part_do_not_come_back_in_between() -> None:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -305,6 +306,8 @@ class Recorder(TorchDispatchMode):
             known = given.pop()
             written = [each for each in iter_tensors((args, kwargs), registered=True) if id(each) not in known]
             outputs = self._tensors((output, written))
+            if isinstance(output, GeneratorType):  # runs later, between units, on the unit's device
+                self.combined.add(unit)
             self.events.append(Leave(unit, outputs))
             if is_placed:
                 self._units.pop()
