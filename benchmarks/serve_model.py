@@ -130,7 +130,7 @@ def started_engine(model: Any, **options: Any) -> Engine:
     return engine
 
 
-def run_jobs(engine: Engine, jobs: list[PromptJob]) -> tuple[float, list[Timed]]:
+def run_jobs(engine: Engine, jobs: list[PromptJob], temperature: float = 0.0) -> tuple[float, list[Timed]]:
     """Submit jobs at their arrival times; return the seconds from the first to the last token, and one sink per job."""
     over: queue.SimpleQueue[Event] = queue.SimpleQueue()
     sinks = []
@@ -139,7 +139,7 @@ def run_jobs(engine: Engine, jobs: list[PromptJob]) -> tuple[float, list[Timed]]
         time.sleep(max(0.0, begun + job.arrives - time.perf_counter()))
         sink = Timed(time.perf_counter(), over)
         sinks.append(sink)
-        params = SamplingParams(job.tokens, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(job.tokens, temperature=temperature, seed=number, ignore_eos=True)
         engine.submit(Request(f"{begun}-{number}", job.prompt, params, sink))
     for _ in jobs:
         event = over.get()
