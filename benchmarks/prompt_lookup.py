@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from .harness import Column, Limit, Report, Table, Variant, measure
 from .harness.devices import first_device, is_virtual
+from .harness.report import Cell
 from .serve_model import PromptJob, run_jobs, started_engine
 from .serve_streamed import streamed_model
 
@@ -91,7 +92,9 @@ def run(options: argparse.Namespace) -> Report:
     accepted = sum(texts[f"{REPEATS}, {WITH}"].per_step) / len(texts[f"{REPEATS}, {WITH}"].per_step)
     gain = samples.ratio(f"{REPEATS}, {WITHOUT}", f"{REPEATS}, {WITH}").median
     slower = samples.ratio(f"{DRAWN}, {WITH}", f"{DRAWN}, {WITHOUT}").median
-    rows = [[name, sum(text.per_step) / len(text.per_step), samples.median(name)] for name, text in texts.items()]
+    rows: list[list[Cell]] = [
+        [name, sum(text.per_step) / len(text.per_step), samples.median(name)] for name, text in texts.items()
+    ]
     table = Table(
         f"A Llama of {size}, its layers streamed" + (f" at {options.bandwidth / 1e9:g} GB/s" if virtually else ""),
         [Column("text, prompt lookup"), Column("tokens of a step"), Column("token", "seconds")],
