@@ -20,14 +20,15 @@ DEEPSPEED = ("deepspeed", "transformers.integrations.deepspeed", "torch._inducto
 @pytest.mark.slow  # a launcher and two processes; one start for all kinds
 def test_it_trains_and_resumes_with_the_losses_of_plain_training(tmp_path: Path) -> None:
     has_deepspeed = importlib.util.find_spec("deepspeed") is not None
-    kinds = ["plain", "fsdp", *(["deepspeed 2"] if has_deepspeed else [])]
+    kinds = ["plain", "fsdp", "fsdp bf16", *(["deepspeed 2"] if has_deepspeed else [])]
     python = python_executable(*MODULES, *(DEEPSPEED if has_deepspeed else ()), prelude=ALONE)
     environment = {"BIGMODEL_COMPAT": "1", "DS_ACCELERATOR": "cpu", "PYTHON_EXEC": str(python)}
     flags = ("--cpu", "--num_processes", 2)
     found = read_answers(launched(*flags, PROGRAMS / "trainers.py", tmp_path, *kinds, env=environment))
     for kind in kinds:
         for rank in (0, 1):
-            assert found[f"{kind}: losses {rank}"] == pytest.approx(found["plain: losses 0"], rel=1e-6), kind
+            precision = 2e-2 if "bf16" in kind else 1e-6
+            assert found[f"{kind}: losses {rank}"] == pytest.approx(found["plain: losses 0"], rel=precision), kind
             assert found[f"{kind}: resumed {rank}"], kind
             assert found[f"{kind}: saved {rank}"], kind
     assert (found["version 0"], found["version 1"]) == (VERSION, VERSION)

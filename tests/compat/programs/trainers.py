@@ -32,6 +32,7 @@ KINDS: dict[str, dict[str, object]] = {
     "plain": {},
     "fsdp": {"fsdp": True, "fsdp_config": {**SHARDED, "version": 2}},
     "fsdp 1": {"fsdp": "full_shard auto_wrap", "fsdp_config": {**SHARDED, "version": 1}},
+    "fsdp bf16": {"fsdp": True, "fsdp_config": {**SHARDED, "version": 2}, "bf16": True},
     "deepspeed 2": {"deepspeed": {**ZERO, "zero_optimization": {"stage": 2}}},
     "deepspeed 3": {"deepspeed": {**ZERO, "zero_optimization": {"stage": 3}}},
 }

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -130,9 +131,11 @@ class FullyShardedDataParallel(ShardedStrategy):
             if self.plugin.activation_checkpointing:
                 _recompute_in_backward(unit, bool(self.plugin.activation_checkpointing_offload))
         arguments = self._arguments(ignored)
+        # Outputs of the model are cast, not those of its parts: the next part computes with 16-bit weights.
+        inside = {**arguments, "mp_policy": replace(arguments["mp_policy"], output_dtype=None)}
         for unit in [*units, model]:
             broadcaster.place(unit)
-            fully_shard(unit, **arguments)
+            fully_shard(unit, **(arguments if unit is model else inside))
         return model
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
