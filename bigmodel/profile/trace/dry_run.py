@@ -34,7 +34,6 @@ from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
 from .session import (
     BroughtToWeights,
-    ConstantsThroughHost,
     Session,
     fake_clone,
     let_parts_convert,
@@ -327,7 +326,7 @@ class _Clone:
         session = Session(clone, recorder, workload, self._device)
         try:
             brought = BroughtToWeights(recorder, clone)
-            with self._mode, recorder, reading(values), ConstantsThroughHost(), brought, torch.no_grad():
+            with self._mode, recorder, reading(values), brought, torch.no_grad():
                 use.record(session)
         finally:
             recorder.unfollow()

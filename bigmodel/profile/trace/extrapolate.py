@@ -13,7 +13,20 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from ..model.units import UnitProfile
-from .trace import Allocate, Call, Enter, Event, Free, InitialStorage, Leave, OutsideUse, Return, Trace
+from .trace import (
+    Allocate,
+    Call,
+    Enter,
+    Event,
+    Free,
+    InitialStorage,
+    Leave,
+    Operation,
+    OutsideUse,
+    Return,
+    Scratch,
+    Trace,
+)
 
 CONTEXT = 2
 """Layers before a layer that must be of the same kinds for two layers to count as the same: storages of one layer may
@@ -238,7 +251,14 @@ def _left_alive(segment: Sequence[Event]) -> list[int]:
 
 def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) -> Event:
     """Return `event` with its storages and units renumbered by `names` and `units`; those in neither stay."""
+    kind = type(event)
+    if kind is Operation or kind is Scratch:
+        return event
+    if not names and (kind is Free or kind is Call or kind is Return):
+        return event
     if isinstance(event, Allocate):
+        if not names and event.brought_to is None:
+            return event
         source = names.get(event.source, event.source)
         to = None if event.brought_to is None else units.get(event.brought_to, event.brought_to)
         return Allocate(names.get(event.storage, event.storage), event.nbytes, source, _named(event.others, names), to)

@@ -69,6 +69,7 @@ class Recorder(TorchDispatchMode):
         self.on_host: set[int] = set()
         self._numbers: dict[int, int] = {tensor.untyped_storage()._cdata: OUTSIDE for tensor in known}
         self._references: dict[int, weakref.ref[Any]] = {}
+        self._allocated_at: dict[int, int] = {}  # by storage: position of the event
         self._count = 0
         self._wrapped: list[tuple[nn.Module, Any]] = []  # each with the forward that the instance had of its own
         self._units: list[int] = []
@@ -83,6 +84,12 @@ class Recorder(TorchDispatchMode):
         self._guessed: set[int] = set()  # storages between units that were made from none: their places are guessed
         self._owners: dict[int, int] = {}  # by storage of a weight: its unit, of several the first
         self._sharing: dict[int, set[int]] = {}  # by storage of a weight: all units that have it
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, as in the class above, would wrap `__torch_dispatch__` in what keeps a compiler out of it: a dry run
+        # compiles nothing, and the wrapper takes microseconds of each operation.
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -188,6 +195,7 @@ class Recorder(TorchDispatchMode):
         self._count += 1
         if tensor.device.type == HOST:
             self.on_host.add(number)
+        self._allocated_at[number] = len(self.events)
         self.events.append(Allocate(number, nbytes, read[0][0] if read else OUTSIDE, read[1:]))
         self._references[number] = weakref.ref(storage, self._death_of(key, number))
 
@@ -209,6 +217,7 @@ class Recorder(TorchDispatchMode):
         made = [event for event in self.events[before:] if isinstance(event, Allocate)]
         self.events[before:] = [replace(event, source=source, brought_to=unit) for event in made]
         self._places.update((event.storage, unit) for event in made)
+        self._allocated_at.update((event.storage, before + index) for index, event in enumerate(made))
         return brought
 
     def number_of(self, tensor: torch.Tensor) -> int:
@@ -255,14 +264,7 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def as_unit_of(self, tensor: torch.Tensor) -> Iterator[None]:
         """Record storages allocated within the context as allocated by the unit that allocated `tensor`."""
-        unit, running, number = OUTSIDE, OUTSIDE, self.number_of(tensor)
-        for event in self.events:
-            if isinstance(event, Enter):
-                running = event.unit
-            elif isinstance(event, Leave):
-                running = OUTSIDE
-            elif isinstance(event, Allocate) and event.storage == number:
-                unit = running
+        unit = self._unit_at(self._allocated_at.get(self.number_of(tensor), 0))
         if unit == OUTSIDE:
             yield
             return
@@ -271,6 +273,16 @@ class Recorder(TorchDispatchMode):
         yield
         self._units.pop()
         self.events.append(Leave(unit))
+
+    def _unit_at(self, position: int) -> int:
+        """Return the unit that runs at an event; `OUTSIDE` between units."""
+        for index in range(position - 1, -1, -1):
+            event = self.events[index]
+            if isinstance(event, Enter):
+                return event.unit
+            if isinstance(event, Leave):
+                return OUTSIDE
+        return OUTSIDE
 
     def abandon(self) -> None:
         """End the units that an error has left open."""

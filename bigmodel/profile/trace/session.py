@@ -285,8 +285,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0
 
 
-class BroughtToWeights(TorchFunctionMode):
-    """Tells a recorder of tensors that are brought to the device of a weight, as in `x.to(self.conv.weight.device)`.
+class BroughtToWeights(ConstantsThroughHost):
+    """Also tells a recorder of tensors brought to the device of a weight, as in `x.to(self.conv.weight.device)`.
 
     All fake tensors are on one device, so nothing would be recorded. Where the two lie on different devices, the model
     that runs for real makes a copy, beside the tensor that it was made of. Each weight gets an object of its own that
@@ -313,7 +313,7 @@ class BroughtToWeights(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
+        output = super().__torch_function__(func, types, args, dict(kwargs or {}))
         for tensor in output if isinstance(output, (tuple, list)) else (output,):
             computed = isinstance(tensor, FakeTensor) and id(tensor) not in self._weights
             if computed and id(tensor.fake_device) in self._units:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ from bigmodel.devices import virtual
 from bigmodel.profile import Workload, profile_units
 from bigmodel.profile.trace.dry_run import dry_run
 from bigmodel.profile.trace.ledger import replay
-from bigmodel.profile.trace.trace import Route
+from bigmodel.profile.trace.recorder import Recorder
+from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Enter, Leave, Route
 
 from ..models import Stack, on_meta, tiny_llama
 
@@ -298,3 +299,31 @@ def test_a_model_whose_blocks_do_not_run_one_after_the_other_runs_whole() -> Non
     units = profile_units(model)
     (phase,) = dry_run(model, units, Workload(), CPU, example=((torch.ones(2, 8),), {}))
     assert [units[index].name for index in phase.trace.order()] == ["blocks.2", "blocks.0"]
+
+
+def test_the_unit_that_allocated_a_tensor_is_that_of_its_last_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a scan of all events, which takes longer the more there are."""
+
+    def scanned(recorder: Recorder, tensor: torch.Tensor) -> int:
+        unit, running, number = OUTSIDE, OUTSIDE, recorder.number_of(tensor)
+        for event in recorder.events:
+            if isinstance(event, Enter):
+                running = event.unit
+            elif isinstance(event, Leave):
+                running = OUTSIDE
+            elif isinstance(event, Allocate) and event.storage == number:
+                unit = running
+        return unit
+
+    found: list[int] = []
+    fast = Recorder.as_unit_of
+
+    def compared(recorder: Recorder, tensor: torch.Tensor) -> Any:
+        found.append(scanned(recorder, tensor))
+        assert recorder._unit_at(recorder._allocated_at.get(recorder.number_of(tensor), 0)) == found[-1]
+        return fast(recorder, tensor)
+
+    monkeypatch.setattr(Recorder, "as_unit_of", compared)
+    model, names = _family("mixtral")
+    assert list(run(model, Workload(2, 33, None))) == names
+    assert len({*found} - {OUTSIDE}) == 2  # the layers' caches are made as long as they are at the end
