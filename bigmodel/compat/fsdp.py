@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import TrainError
 from ..train.accelerator.core import Accelerator
+from ..train.checkpoint_files import numbered
+from ..train.strategies.sharded.strategy import ShardedFiles
 
 
 def save_fsdp_model(
@@ -32,8 +35,10 @@ def save_fsdp_model(
     folder.mkdir(parents=True, exist_ok=True)
     if adapter_only and hasattr(model, "peft_config"):
         _save_adapter(accelerator, model, folder)
+    elif _sharded(accelerator).writes_shards:
+        accelerator.strategy.save_model(model, folder, model_index)
     else:
-        accelerator.strategy.save_model(model, folder, model_index, safe_serialization=False)
+        _sharded(accelerator).save_gathered(model, folder / numbered(_WHOLE, model_index))
     accelerator.wait_for_everyone()
 
 
@@ -49,7 +54,9 @@ def load_fsdp_model(
     """Read the weights of a prepared model from what `save_fsdp_model` wrote."""
     if adapter_only and hasattr(model, "peft_config"):
         return _load_adapter(model, Path(input_dir))
-    return accelerator.strategy.load_model(model, Path(input_dir), model_index)
+    if _sharded(accelerator).writes_shards:
+        return accelerator.strategy.load_model(model, Path(input_dir), model_index)
+    return _sharded(accelerator).load_gathered(model, Path(input_dir) / numbered(_WHOLE, model_index))
 
 
 def save_fsdp_optimizer(
@@ -98,7 +105,15 @@ def _inner(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
 
 
+_WHOLE = "pytorch_model_fsdp.bin"
 _ADAPTER = "pytorch_model_fsdp_adapter.bin"
+
+
+def _sharded(accelerator: Accelerator) -> ShardedFiles:
+    strategy = accelerator.strategy
+    if not isinstance(strategy, ShardedFiles):
+        raise TrainError("these functions save and load models that FSDP shards; this Accelerator has no FSDP plugin")
+    return strategy
 
 
 def _save_adapter(accelerator: Accelerator, model: Any, folder: Path) -> None:

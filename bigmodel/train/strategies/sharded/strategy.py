@@ -68,6 +68,17 @@ class ShardedFiles(Strategy):
         full = self._read_on_first(lambda: load_weights(directory, index))
         set_model_state_dict(model, full, options=_from_rank_0(strict))
 
+    def save_gathered(self, model: nn.Module, path: Path) -> None:
+        """Write the full weights to one file, from rank 0."""
+        full = self.gathered_weights(model)
+        if self.settings.process_index == 0:
+            save_object(full, path)
+
+    def load_gathered(self, model: nn.Module, path: Path) -> None:
+        """Read into the sharded model what `save_gathered` wrote; only rank 0 needs the file."""
+        full = self._read_on_first(lambda: load_object(path))
+        set_model_state_dict(model, full, options=_from_rank_0(True))
+
     def save_optimizer(
         self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int, *, writes: bool = True
     ) -> None:
