@@ -13,6 +13,7 @@ from torch import nn
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model
 from bigmodel.plan import Plan, plan
+from bigmodel.plan.memory.assignment import Assignment, assemble
 from bigmodel.profile import profile_model
 
 from .models import resident_output
@@ -219,6 +220,56 @@ def test_a_map_that_was_never_traced_goes_by_the_structure_of_the_model(make: Ca
     dispatch_model(model, by_turns)
     with torch.inference_mode():
         assert torch.equal(model(X.to("virtual:0")).cpu(), expected.cpu())
+
+
+class Positions(nn.Module):
+    """Makes positions where its input is while its first part may have left its output on another device."""
+
+    def __init__(self, of_input: bool) -> None:
+        super().__init__()
+        self.of_input = of_input
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.rotate = self.Angles()
+        self.parts = nn.ModuleList(self.Part() for _ in range(3))
+
+    class Angles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rate", torch.rand(WIDTH))
+
+        def forward(self, positions: torch.Tensor) -> torch.Tensor:
+            return torch.sin(positions[:, None] * self.rate)
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+            return self.linear(torch.tanh(x) * angles)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(x)
+        positions = torch.arange(len(x), device=x.device if self.of_input else hidden.device)
+        angles = self.rotate(positions)
+        for part in self.parts:
+            hidden = part(hidden, angles)
+        return hidden
+
+
+@pytest.mark.parametrize("over", ["two", "compute"])
+@pytest.mark.parametrize("of_input", [True, False])
+def test_positions_keep_the_plan_whichever_device_they_are_made_on(of_input: bool, over: str) -> None:
+    torch.manual_seed(0)
+    model = Positions(of_input)
+    many = torch.randn(512, WIDTH)
+    traced = profile_model(model, sample_inputs={"x": many}, device_type="virtual")
+    other = 1 if over == "two" else "cpu"
+    execution = tuple(other if unit.name == "embed" else 0 for unit in traced.units)
+    found = assemble(traced, Assignment(execution, execution, 0), {}, "by hand")
+    _, measured = peaks(model, found, many)
+    assert all(measured[index] <= found.devices[index].total for index in measured if index in found.devices)
+    assert found.devices[0].total - measured[0] <= (0 if of_input else many.shape[0] * 8)
 
 
 class Yielding(nn.Module):

@@ -112,6 +112,7 @@ class Ledger(Generic[D]):
         self._input_device = main if input_device is None else input_device
         self._calls: list[_MovedInputs[D]] = []
         self._alive: dict[int, tuple[D, int]] = {}
+        self._guessed: dict[int, int] = {}  # by storage that may lie on the main device instead: its bytes there
         self._sharing: dict[int, list[int]] = {}  # by storage: those that are the same memory, of which one is counted
         self._running: list[tuple[int, D, list[int]]] = []  # each running unit: index, device, inputs copied there
 
@@ -193,6 +194,7 @@ class Ledger(Generic[D]):
     def _free(self, storage: int) -> None:
         device, nbytes = self._alive.pop(storage, (self._main, 0))
         self._add(device, -nbytes, storage)
+        self._add(self._main, -self._guessed.pop(storage, 0))
         sharing = self._sharing.pop(storage, [])
         if sharing:
             sharing.remove(storage)
@@ -219,6 +221,18 @@ class Ledger(Generic[D]):
         self._copy(device, elsewhere)
         self._take(event.storage, device, self._taken(device, event.nbytes))
         self._drop(device, elsewhere)
+        if device != self._main and self._is_guessed(event):
+            self._guessed[event.storage] = self._taken(self._main, event.nbytes)
+            self._add(self._main, self._guessed[event.storage])
+
+    def _is_guessed(self, event: Allocate) -> bool:
+        """Return whether nothing tells the device of a storage: it is made between units, of nothing that is alive or of
+        such storages alone. Code makes positions where the last output is, or where an input is: they count on both.
+        """
+        if self._running:
+            return False
+        read = [storage for storage in (event.source, *dict(event.others)) if storage in self._alive]
+        return all(storage in self._guessed for storage in read)
 
     def _device_of(self, source: int) -> D:
         """Return the device of an operation: the running unit's; between units that of the storage `source`."""
@@ -235,10 +249,14 @@ class Ledger(Generic[D]):
 
     def _enter(self, event: Enter) -> None:
         device = self._execution_devices.get(event.unit, self._main)
-        elsewhere = (self._alive.get(storage, (device, 0))[0] != device for storage, _ in event.inputs)
+        elsewhere = (not self._lies_on(device, storage) for storage, _ in event.inputs)
         copied = [nbytes for (_, nbytes), moves in zip(event.inputs, elsewhere, strict=True) if moves]
         self._running.append((event.unit, device, copied))
         self._copy(device, copied)
+
+    def _lies_on(self, device: D, storage: int) -> bool:
+        """Return whether a storage is counted on a device, or is not followed."""
+        return self._alive.get(storage, (device, 0))[0] == device or (device == self._main and storage in self._guessed)
 
     def _route(self, event: Route) -> None:
         """Begin a call of cached experts.
@@ -295,6 +313,7 @@ class Ledger(Generic[D]):
         """Replace a storage on another device by a copy of `nbytes` on `to`."""
         device, taken = self._alive.get(storage, (to, 0))
         if device != to:
+            self._add(self._main, -self._guessed.pop(storage, 0))
             self._take(storage, to, self._taken(to, nbytes))
             self._add(device, -taken, storage)
 

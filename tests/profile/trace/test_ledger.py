@@ -136,9 +136,20 @@ def test_a_kept_input_that_the_call_frees_is_freed_with_its_copy() -> None:
     assert replay(trace, {0: 1}, 0).now == {1: 0, 0: 0}
 
 
-def test_tensors_created_between_units_are_on_the_device_of_the_previous_units_output() -> None:
+def test_tensors_created_between_units_count_where_the_previous_output_is_and_where_the_inputs_are() -> None:
     made = (Allocate(0, 1), Call(), Allocate(1, 2), Enter(0), Leave(0), Allocate(2, 4), Return(), Allocate(3, 8))
-    assert replay(Trace(made), {0: 1}, 0).now == {0: 1 + 2 + 8, 1: 4}
+    assert replay(Trace(made), {0: 1}, 0).now == {0: 1 + 2 + 4 + 8, 1: 4}
+    assert replay(Trace((*made, Free(2))), {0: 1}, 0).now == {0: 1 + 2 + 8, 1: 0}
+
+
+def test_what_is_made_of_such_tensors_alone_counts_on_both_devices_and_is_copied_to_neither() -> None:
+    made = (Call(), Enter(0), Allocate(0, 1), Leave(0), Allocate(1, 2), Allocate(2, 4, 1), Allocate(3, 8, 0, ((2, 4),)))
+    assert replay(Trace(made), {0: 1}, 0).now == {0: 2 + 4, 1: 1 + 2 + 4 + 8}
+    for device in (0, 1):
+        read = (Enter(1, ((1, 2), (2, 4))), Leave(1), Free(1), Free(2))
+        books = replay(Trace((*made, *read)), {0: 1, 1: device}, 0)
+        assert books.peak == {0: 6, 1: 15}
+        assert books.now == {0: 0, 1: 9}
 
 
 def test_inputs_from_another_device_are_copied_for_operations_between_units() -> None:
