@@ -226,8 +226,8 @@ class Ledger(Generic[D]):
             self._add(self._main, self._guessed[event.storage])
 
     def _is_guessed(self, event: Allocate) -> bool:
-        """Return whether nothing tells the device of a storage: it is made between units, of nothing that is alive or of
-        such storages alone. Code makes positions where the last output is, or where an input is: they count on both.
+        """Return whether nothing tells the device of a storage: it is made between units, of nothing that is alive, or
+        of such storages alone. Code makes positions where the last output is, or where an input is: both count them.
         """
         if self._running:
             return False
