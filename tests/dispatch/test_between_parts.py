@@ -272,6 +272,47 @@ def test_positions_keep_the_plan_whichever_device_they_are_made_on(of_input: boo
     assert found.devices[0].total - measured[0] <= (0 if of_input else many.shape[0] * 8)
 
 
+class Inner(nn.Module):
+    """Scales its input, and keeps that while its parts run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = x * 2
+        hidden = scaled
+        for part in self.parts:
+            hidden = torch.tanh(part(hidden))
+        return hidden
+
+
+class ToFirstWeight(nn.Module):
+    """Brings its input to the device of its first weight, as code does that reads `model.device`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.first(x)
+        added = made.to(self.first.weight.device) + 1
+        return self.inner(added) + added.sum()
+
+
+def test_what_is_computed_where_an_offloaded_weight_lies_counts_on_the_accelerator_that_it_goes_to() -> None:
+    torch.manual_seed(0)
+    model = ToFirstWeight()
+    many = torch.randn(512, WIDTH)
+    traced = profile_model(model, sample_inputs={"x": many}, device_type="virtual")
+    stored = tuple("cpu" for _ in traced.units)
+    slot = max(unit.nbytes for unit in traced.units)
+    found = assemble(traced, Assignment(stored, tuple(0 for _ in stored), 0, slots=2, slot_bytes=slot), {}, "by hand")
+    _, measured = peaks(model, found, many)
+    assert 0.75 * found.devices[0].total <= measured[0] <= found.devices[0].total
+
+
 class Yielding(nn.Module):
     """Adds up what its parts yield."""
 

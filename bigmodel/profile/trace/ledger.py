@@ -112,6 +112,7 @@ class Ledger(Generic[D]):
         self._input_device = main if input_device is None else input_device
         self._calls: list[_MovedInputs[D]] = []
         self._alive: dict[int, tuple[D, int]] = {}
+        self._beside: set[int] = set()  # storages that were brought to weights in host memory, or made of such ones
         self._guessed: dict[int, int] = {}  # by storage that may lie on the main device instead: its bytes there
         self._sharing: dict[int, list[int]] = {}  # by storage: those that are the same memory, of which one is counted
         self._running: list[tuple[int, D, list[int]]] = []  # each running unit: index, device, inputs copied there
@@ -195,6 +196,7 @@ class Ledger(Generic[D]):
         device, nbytes = self._alive.pop(storage, (self._main, 0))
         self._add(device, -nbytes, storage)
         self._add(self._main, -self._guessed.pop(storage, 0))
+        self._beside.discard(storage)
         sharing = self._sharing.pop(storage, [])
         if sharing:
             sharing.remove(storage)
@@ -206,6 +208,8 @@ class Ledger(Generic[D]):
         device = self._offloaded.get(unit, self._execution_devices.get(unit, self._main))
         if self._alive.get(event.source, (device, 0))[0] != device:
             self._take(event.storage, device, self._taken(device, event.nbytes))
+            if unit in self._offloaded:
+                self._beside.add(event.storage)
             return
         self._take(event.storage, device, 0)
         sharing = self._sharing.setdefault(event.source, [event.source])
@@ -221,9 +225,17 @@ class Ledger(Generic[D]):
         self._copy(device, elsewhere)
         self._take(event.storage, device, self._taken(device, event.nbytes))
         self._drop(device, elsewhere)
-        if device != self._main and self._is_guessed(event):
+        if device != self._main and (self._is_beside(event) or self._is_guessed(event)):
             self._guessed[event.storage] = self._taken(self._main, event.nbytes)
             self._add(self._main, self._guessed[event.storage])
+
+    def _is_beside(self, event: Allocate) -> bool:
+        """Return whether a storage is made between units of what was brought to a weight in host memory. A module
+        around the units that come next takes it to the main device, so it counts there, too."""
+        if self._running or event.source not in self._beside:
+            return False
+        self._beside.add(event.storage)
+        return True
 
     def _is_guessed(self, event: Allocate) -> bool:
         """Return whether nothing tells the device of a storage: it is made between units, of nothing that is alive, or

@@ -74,6 +74,15 @@ def test_a_tensor_brought_to_a_weight_is_copied_only_where_that_lies_elsewhere()
         assert set(replay(trace, {0: device}, 0).now.values()) == {0}
 
 
+def test_what_is_made_of_a_tensor_that_was_brought_to_the_host_counts_on_the_main_device_too() -> None:
+    made = (Allocate(0, 10), Allocate(1, 10, 0, brought_to=0), Allocate(2, 20, 1, ((0, 10),)), Allocate(3, 40, 2))
+    books = replay(Trace((*made, Enter(0, ((3, 40),)), Leave(0))), {}, 0, offloaded={0: "cpu"})
+    assert books.peak == {0: 10 + 20 + 40, "cpu": 10 + 20 + 40}
+    freed = replay(Trace((*made, *map(Free, range(4)))), {}, 0, offloaded={0: "cpu"})
+    assert set(freed.now.values()) == {0}
+    assert replay(Trace(made), {}, 0).peak == {0: 70}
+
+
 def test_memory_that_is_shared_is_freed_with_the_last_storage_that_shares_it() -> None:
     shared = (Allocate(0, 10), Allocate(1, 10, 0, brought_to=0), Allocate(2, 10, 1, brought_to=0))
     for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)):
