@@ -66,6 +66,8 @@ PARTS = (
     Part("load", "loading to the accelerator"),
     Part("pipeline", "from disk to the accelerator"),
     Part("serve-streamed", "requests on streamed weights"),
+    Part("prompt-lookup", "fewer steps over streamed weights"),
+    Part("prefix-folder", "prompts that are read and not computed"),
     Part("quantized", "weights cross the link as int8 and int4"),
     Part("resident", "nothing is left on a resident model"),
     Part("serve-latency", "seconds to the first token and between tokens"),

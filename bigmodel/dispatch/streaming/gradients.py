@@ -122,13 +122,12 @@ class _BlockCall(RecomputedCall):
 
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         block = self._block
-        block.earlier = {}
+        block.earlier[id(self._earlier)] = self._earlier
         try:
             with recorded_uses() as used:
                 output = self._streamer.run(block, self._compute_followed, args, kwargs)
-            self._earlier = block.earlier
         finally:
-            block.earlier = None
+            del block.earlier[id(self._earlier)]
         if self._earlier:
             self._versions = _versions(_parameters_of(block))
         if used:

@@ -102,8 +102,9 @@ class Block:
         """Whether its forward hands tensors on in attributes; None until a forward with gradients has shown."""
         self.attributes_with_tensors: frozenset[tuple[str, ...]] = frozenset()
         """The attributes of its modules that held tensors after the last forward that was followed to see that."""
-        self.earlier: dict[int, torch.Tensor] | None = None
-        """The values, by index in `tensors`, that parameters had before a forward wrote them; None: nobody asks."""
+        self.earlier: dict[int, dict[int, torch.Tensor]] = {}
+        """For each forward that asks, by the id of what it is given: the values, by index in `tensors`, that parameters
+        had before a forward wrote them."""
         self.nested: list[HostTensor] = []
         """Parameters of the module that are fetched separately: experts, adapters; not part of `tensors`."""
 
@@ -291,8 +292,10 @@ class Block:
                 # An unwritten parameter must not be rounded to the dtype that it has on the device.
                 value = tensor.value
                 if tensor.is_buffer or not torch.equal(value.detach().to(current.dtype), current.detach().to(HOST)):
-                    if self.earlier is not None and not tensor.is_buffer:
-                        self.earlier[index] = value.detach().clone()
+                    if self.earlier and not tensor.is_buffer:
+                        began = value.detach().clone()
+                        for asked in list(self.earlier.values()):  # forwards of other threads began with it, too
+                            asked.setdefault(index, began)
                     value.copy_(current)
         return written
 

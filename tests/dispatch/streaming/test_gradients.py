@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -434,11 +435,16 @@ def test_threads_may_compute_gradients_at_once() -> None:
             wrong.append(error)
 
     threads = [threading.Thread(target=noting, args=(number,)) for number in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-        assert not thread.is_alive()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads meet in the middle of what each does
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+            assert not thread.is_alive()
+    finally:
+        sys.setswitchinterval(interval)
     assert wrong == []
 
 
