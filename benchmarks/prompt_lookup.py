@@ -36,9 +36,9 @@ DEVICES = ("virtual", "cuda")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--size", default=None, help="layers x hidden size: 16x2048, 8x1024, 4x512, 2x64")
-    parser.add_argument("--tokens", type=int, default=96, help="tokens of the answer")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of the answer")
     parser.add_argument("--bandwidth", type=float, default=0.25e9, help="bytes a second of the virtual link")
-    parser.set_defaults(device="virtual", rounds=5)
+    parser.set_defaults(device="virtual", rounds=3)
 
 
 @dataclass

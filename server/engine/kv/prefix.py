@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import cast
 
-from bigmodel.server.engine.kv.arena import Page
+from bigmodel.server.engine.kv.arena import Page, PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
 from bigmodel.server.engine.kv.prefix_files import BlockFile, HostBlock, LayerKV, PrefixFiles
 
@@ -77,15 +77,12 @@ class PrefixCache:
             if not self.pool.take(PROMPT_BLOCK):
                 self._write_from(kv, files, index)
                 return
-            parent = path[-1] if path else None
             try:
-                path.append(PrefixBlock(_cut(kv, index), parent))
+                block = PrefixBlock(_cut(kv, index), path[-1] if path else None)
             except BaseException:
                 self.pool.give_back(PROMPT_BLOCK)
                 raise
-            self._blocks[_key(parent, prompt, index)] = path[-1]
-            if parent is not None:
-                parent.children += 1
+            self._keep(path, prompt, block)
             if self.files is not None and not self.files.has(files[index]):
                 path[-1].unwritten = files[index]
                 self._unwritten.append(path[-1])
@@ -104,14 +101,34 @@ class PrefixCache:
         last = (len(prompt) - 1) // PROMPT_BLOCK  # fewer than all, so that the last token gives logits
         return self.files.of(prompt, last)[tokens // PROMPT_BLOCK :]
 
-    def restore(self, kv: SequenceKV, index: int, file: BlockFile) -> bool:
-        """Give ``kv`` the prompt block ``index`` from ``file``; False where there is none that is right."""
-        block = self.files.read(file) if self.files is not None else None
-        if block is None:
-            return False
-        block.put_into(kv, index)
-        self.hits += PROMPT_BLOCK
-        return True
+    def restore(self, kv: SequenceKV, prompt: list[int], start: int, files: list[BlockFile]) -> int:
+        """Give ``kv`` the prompt blocks from ``start`` on out of ``files``, and keep them; return how many there were.
+
+        Those that follow one that is missing or wrong are not read.
+        """
+        found: list[HostBlock] = []
+        for index, file in enumerate(files, start):
+            block = self.files.read(file) if self.files is not None else None
+            if block is None:
+                break
+            block.put_into(kv, index)
+            found.append(block)
+        self.hits += PROMPT_BLOCK * len(found)
+        path = self._walk(prompt, start + len(found))
+        for index in range(len(path), start + len(found)):
+            if len(path) < start or not self.pool.take(PROMPT_BLOCK):
+                break
+            # What was read is kept as it is: a copy of the sequence's would be a second one.
+            content = kv.cut(index) if isinstance(kv, PagedKV) else found[index - start].layers
+            self._keep(path, prompt, PrefixBlock(content, path[-1] if path else None))
+        return len(found)
+
+    def _keep(self, path: list[PrefixBlock], prompt: list[int], block: PrefixBlock) -> None:
+        """Put a block behind those of ``path``, its beginning."""
+        self._blocks[_key(block.parent, prompt, len(path))] = block
+        path.append(block)
+        if block.parent is not None:
+            block.parent.children += 1
 
     def read_ahead(self, prompt: list[int]) -> None:
         """Have the files of ``prompt`` read into memory, which will be wanted soon."""

@@ -132,7 +132,6 @@ class GrammarWorker:
 
 def _work(pipe: Connection) -> None:
     """Answer schemas until the pipe is closed."""
-    os.nice(10)  # requests that are being answered come first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hello = json.loads(pipe.recv_bytes())
     try:
@@ -148,6 +147,7 @@ def _work(pipe: Connection) -> None:
     most = _address_space() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     pipe.send_bytes(b"{}")
+    os.nice(10)  # requests that are being answered come first; whoever sent the first schema waits for the imports
     while True:
         signal.setitimer(signal.ITIMER_PROF, 0)
         schema = pipe.recv_bytes().decode()

@@ -232,14 +232,16 @@ class Scheduler:
     def _restore(self, sequence: Sequence) -> None:
         """Read the next blocks of a prompt from files, as many as this step may, until one is missing."""
         assert sequence.kv is not None
-        while sequence.on_file and self._readable:
-            self._readable -= 1
-            if not self.prefix.restore(sequence.kv, sequence.computed // PROMPT_BLOCK, sequence.on_file.pop(0)):
-                sequence.on_file.clear()
-                return
-            sequence.computed += PROMPT_BLOCK
-            if not sequence.preemptions:
-                sequence.cached_tokens += PROMPT_BLOCK
+        files = sequence.on_file[: self._readable]
+        if not files:
+            return
+        begin = sequence.computed // PROMPT_BLOCK
+        found = self.prefix.restore(sequence.kv, sequence.request.prompt, begin, files)
+        self._readable -= len(files)
+        sequence.on_file = sequence.on_file[len(files) :] if found == len(files) else []
+        sequence.computed += found * PROMPT_BLOCK
+        if not sequence.preemptions:
+            sequence.cached_tokens += found * PROMPT_BLOCK
 
     # --- preempt: the youngest sequence gives way --------------------------------------------------------
 
