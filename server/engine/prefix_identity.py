@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,8 +30,8 @@ def checkpoint_digest(source: ModelSource) -> str:
     path = source.fetch_weights()
     folder = path if path.is_dir() else path.parent
     for name in sorted(source.weight_files()):
-        with (folder / Path(name).name).open("rb") as file:
-            status = Path(file.name).stat()
+        with (folder / name).open("rb") as file:
+            status = os.fstat(file.fileno())
             found.update(f"{name} {status.st_size} {status.st_mtime_ns}".encode())
             for index in range(SAMPLES):
                 file.seek(max(0, status.st_size - SAMPLE_BYTES) * index // (SAMPLES - 1))

@@ -140,9 +140,9 @@ class PrefixCache:
         """Whether blocks have yet to be given to the files."""
         return bool(self._unwritten)
 
-    def write(self, *, everything: bool = False) -> None:
-        """Give blocks to the files: as many as they accept now, or all."""
-        while self.files is not None and self._unwritten and (everything or self.files.accepts):
+    def write(self) -> None:
+        """Give blocks to the files, as many as they accept now."""
+        while self.files is not None and self._unwritten and self.files.accepts:
             block = self._unwritten.popleft()
             if block.unwritten is not None:
                 self.files.write(block.unwritten, HostBlock.copy_of(_layers(block.content)))
@@ -151,8 +151,9 @@ class PrefixCache:
     def close(self, *, lost: bool = False) -> None:
         """Write what has to be written, unless memory is ``lost``, and wait for it."""
         if self.files is not None:
-            if not lost:
-                self.write(everything=True)
+            while self._unwritten and not lost:
+                self.files.wait()
+                self.write()
             self.files.close()
 
     def shrink(self, positions: int) -> bool:
@@ -182,7 +183,8 @@ class PrefixCache:
 
     def _drop(self, key: Key) -> None:
         block = self._blocks.pop(key)
-        block.unwritten = None  # memory is wanted now; writing would hold it
+        # Memory is wanted now: not even the list of unwritten blocks may hold it.
+        block.content = block.unwritten = None
         if block.parent is not None:
             block.parent.children -= 1
         self.pool.give_back(PROMPT_BLOCK)

@@ -168,7 +168,7 @@ class PrefixFiles:
             _touch(path, file)
         except FileNotFoundError:
             return None
-        except (OSError, SafetensorError, ValueError) as error:
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
             self.refused += 1
             logger.warning("prefix cache: %s is not used: %s", path, error)
             with suppress(OSError):  # what cannot be deleted is refused again
@@ -190,6 +190,11 @@ class PrefixFiles:
         with self._lock:
             self._waiting_bytes += block.nbytes
         self._waiting.put((file, block))
+
+    def wait(self) -> None:
+        """Wait until another block may wait to be written."""
+        while not self.accepts:
+            time.sleep(0.005)
 
     def close(self) -> None:
         """Wait until all blocks are written, and end the thread."""

@@ -14,7 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigmodel.errors import ServeError
-from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
+from bigmodel.server.engine.kv import prefix_files
+from bigmodel.server.engine.kv.arena import KVArena, PagedKV
+from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
+from bigmodel.server.engine.kv.prefix import PrefixCache
 from bigmodel.server.engine.kv.prefix_files import BlockFile, HostBlock, PrefixFiles
 from tests.preloaded import Program
 
@@ -199,6 +202,49 @@ def test_a_process_killed_while_it_writes_leaves_complete_files(tmp_path: Path) 
             found += 1
     assert found >= 19
     assert files.refused == 0
+
+
+def test_blocks_that_wait_hold_no_page_that_memory_has_let_go_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, arena, pool = PrefixFiles(tmp_path, MANY, "a model"), KVArena(2 * B), TokenPool(2 * B)
+    cache = PrefixCache(pool, files=files)
+    kv = PagedKV(arena)
+    kv.reserve(B)
+    kv.write(0, 0, torch.randn(2, B, 3), torch.randn(2, B, 3))
+    cache.insert(kv, [1] * B)
+    del kv
+    monkeypatch.setattr(prefix_files, "WAITING_BYTES", 0)
+    cache.write()
+    assert cache.unwritten
+    cache.clear()
+    assert (pool.free, len(arena.free)) == (2 * B, 2)
+    monkeypatch.undo()
+    cache.close()
+    assert not paths(tmp_path)
+
+
+def test_the_end_waits_for_what_is_written_and_holds_no_more_than_may_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_files, "WAITING_BYTES", 1)
+    files = PrefixFiles(tmp_path, MANY, "a model")
+    cache = PrefixCache(TokenPool(8 * B), files=files)
+    kv = SequenceKV()
+    kv.reserve(8 * B)
+    kv.write(0, 0, torch.randn(2, 8 * B, 3), torch.randn(2, 8 * B, 3))
+    cache.insert(kv, [1] * 8 * B)
+    most, write = 0, files.write
+
+    def watched(file: BlockFile, block: HostBlock) -> None:
+        nonlocal most
+        write(file, block)
+        most = max(most, files._waiting_bytes // block.nbytes)
+
+    monkeypatch.setattr(files, "write", watched)
+    cache.close()
+    assert len(paths(tmp_path)) == 8
+    assert most == 1
 
 
 def test_a_folder_that_takes_no_more_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
