@@ -26,7 +26,7 @@ from .placement.options import Options, PlanArguments, dtype_of
 from .placement.packed import with_unmapped_tensors
 from .placement.resolve import DeviceMap, ResolvedMap, map_of_plan, resolve_device_map, resolve_given, whole_classes
 from .placement.unsupported import refuse_unsupported
-from .weights.parameters import moved_like, parts_with_dtype, refresh_second_places
+from .weights.parameters import moved_like, parts_with_dtype, refresh_references, refresh_second_places
 
 
 def dispatch_model(
@@ -246,6 +246,7 @@ def undispatch(model: nn.Module, device: DeviceLike | None = None) -> nn.Module:
     target = torch_device(HOST if device is None else device)
     with lasting_tensors():
         _gather(model, target, found.ties)
+        refresh_references(found.references)
     return model
 
 

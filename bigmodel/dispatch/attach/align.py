@@ -12,6 +12,7 @@ from ...plan import Plan
 from ...profile import find_no_split_classes
 from ...profile.model.units import combining_module, is_lookup
 from ..placement.dispatch_units import DispatchUnit, NameTree
+from ..placement.lent import lent_tensors
 from ..placement.options import Options
 from ..placement.tensors import DeviceMapLookup, PlacedTensor
 from .dispatched import Dispatched
@@ -67,6 +68,7 @@ class Aligner:
             forward.skip_keys = {skip} if isinstance(skip, str) else set(skip or ())
         attach_methods(result, self.modules, self.units)
         if several:
+            result.lent = lent_tensors(self.modules, self.units)
             attach_parts(result, self.units, self.modules, self.placed)
 
     def _align_units(self, result: Dispatched) -> None:

@@ -30,7 +30,14 @@ from ..placement.tensors import PlacedTensor
 from ..transfer.files import SourceFiles
 from ..weights.block import Block, HostTensor
 from ..weights.casts import cast_parts
-from ..weights.parameters import moved_like, parts_with_dtype, refresh_second_places, second_places
+from ..weights.parameters import (
+    moved_like,
+    parts_with_dtype,
+    references_to_weights,
+    refresh_references,
+    refresh_second_places,
+    second_places,
+)
 from .align import Aligner
 from .dispatched import Dispatched, UndoLog
 from .expert_builder import ExpertBuilder
@@ -61,6 +68,7 @@ class Builder:
         """Move resident tensors, prepare streamed blocks, and return the attachments, not yet attached."""
         result = Dispatched(self.main, self.resolved, self.options, frozenset(self.placed))
         result.ties = self._ties()
+        result.references = references_to_weights(self.model)
         try:
             self._refuse_meta()
             self._refuse_torn_modules()
@@ -81,6 +89,7 @@ class Builder:
             )
             streams.attach(blocks, result)
             experts.attach(layers, result, self.plan, self.pinned)
+            refresh_references(result.references)
             Aligner(self.modules, self.placed, self.placement, self.units, self.plan, self.options).align(result)
             self._pack(result)
             self._read_ahead(blocks, result)
@@ -88,6 +97,7 @@ class Builder:
             self.undo_log.undo()
             result.unpack()
             refresh_second_places(self.model)
+            refresh_references(result.references)
             raise
         return result
 

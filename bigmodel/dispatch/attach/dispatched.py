@@ -24,8 +24,9 @@ from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
 from ..streaming.streamer import Streamer
 from ..weights.block import Registry
-from ..weights.outside_use import mark_offloaded, note_optimizer_step, unmark_offloaded
+from ..weights.outside_use import mark_lent, mark_offloaded, note_optimizer_step, unmark_offloaded
 from ..weights.packing import WeightError
+from ..weights.parameters import Reference
 from ..weights.visits import StreamStats, together
 from .additions import Additions
 from .attached_forward import AttachedForward, Parts, innermost_running
@@ -64,6 +65,10 @@ class Dispatched(NotCopied):
         """The error of each weight that is quantised for the link, by name."""
         self.ties: dict[str, str] = {}
         """For each further name of a tied tensor, its first name."""
+        self.references: list[Reference] = []
+        """What refers to weights beside their modules."""
+        self.lent: list[torch.Tensor] = []
+        """Tensors that code outside their unit may compute with, on another device."""
         self.aligned: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Tensors on disk that have a copy in memory, and their views of the file."""
         self.packed: dict[str, tuple[QuantizedLinear, PackedWeight]] = {}
@@ -108,6 +113,7 @@ class Dispatched(NotCopied):
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.attach()
         self._mark_offloaded(model)
+        mark_lent(self.lent)
         self._find_additions(model)
         if self.streamers or self.expert_caches:
             self.follow_optimizers()
@@ -216,7 +222,8 @@ class Dispatched(NotCopied):
             release()
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.detach()
-        unmark_offloaded((*model.parameters(), *model.buffers()))
+        unmark_offloaded((*model.parameters(), *model.buffers(), *self.lent))
+        self.lent.clear()
         for tensor, view in self.aligned:
             put_back(tensor, view)
         self.aligned.clear()

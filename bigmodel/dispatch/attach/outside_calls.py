@@ -27,6 +27,7 @@ from ..placement.tensors import PlacedTensor
 from ..streaming.gradients import Compute
 from .attached_forward import AttachedForward
 from .dispatched import Dispatched
+from .mixed_devices import explained
 
 _SETTERS = ("_", "set_", "load", "reset", "init")
 """Names of methods begin so that are private or that change a module's weights."""
@@ -82,6 +83,7 @@ def attach_parts(
                 _bring(result, part, device, forward.skip_keys, "forward")
                 known.add(id(part))
     root = result.attachments[""]
+    root.compute = explained(modules[""], root.compute or root.plain)
     root.compute = _FirstForward(root, result)
 
 

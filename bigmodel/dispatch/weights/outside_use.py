@@ -6,6 +6,9 @@ host tensors. They are of tensor subclasses that implement ``__torch_function__`
 accelerator tensors uses copies on the accelerator. An operand that is written in place keeps its device, and the other
 operands are copied to it. Results on the host, such as slices, transposed views and sums, are of a subclass, too.
 
+With several devices, weights that stay where they are may be used by code that runs elsewhere. Those that
+`placement.lent` finds are of such subclasses as well: they are copied to the device of the other operands.
+
 Tensors keep their identity: only their class changes, and changes back when the model is undispatched. Inside the
 forward of their unit none of this code runs.
 
@@ -29,6 +32,7 @@ from torch.optim.optimizer import Optimizer
 
 from ...devices import HOST
 from ...devices.nested import iter_tensors, map_tensors
+from ...devices.virtual import VirtualTensor
 
 _READS = frozenset(
     ("detach", "to", "cpu", "cuda", "type", "numpy", "tolist", "item", "__deepcopy__", "__reduce_ex__", "__iter__")
@@ -63,6 +67,8 @@ def note_exposure(tensor: torch.Tensor) -> None:
 def _give_out(tensor: torch.Tensor, others: int) -> None:
     """Note that the memory of `tensor` is about to be given out, while `others` uses of it are known."""
     owner = tensor if tensor._base is None else tensor._base
+    if owner.device.type != HOST:  # it is not fetched from there
+        return
     note_exposure(owner)
     setattr(owner, _USES_BEFORE, min(others, getattr(owner, _USES_BEFORE, others)))
 
@@ -124,7 +130,10 @@ class _Offloaded:
             result = func(*args, **kwargs)
             if _writes(name) or "out" in kwargs or _is_read(func, name, args):
                 return result
-            return map_tensors(_as_offloaded, result)
+            marked = [each for each in operands if isinstance(each, _Offloaded)]
+            if not any(type(each) in _LENT_CLASSES for each in marked):
+                return map_tensors(_as_offloaded, result)
+            return map_tensors(_as_lent, result) if len(marked) == len(operands) else result
 
 
 class _Recording(threading.local):
@@ -178,6 +187,45 @@ class OffloadedResult(OffloadedTensor):
     or made a parameter."""
 
 
+class LentParameter(_Offloaded, nn.Parameter):
+    """A parameter that stays on its device and is used by code that runs on another."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return memo.setdefault(id(self), _copied(self))
+
+
+class LentTensor(_Offloaded, torch.Tensor):
+    """Such a buffer, or what is computed from such weights alone."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return memo.setdefault(id(self), _copied(self))
+
+    def __reduce_ex__(self, proto: Any) -> Any:
+        return _plain(self).__reduce_ex__(proto)
+
+
+class LentVirtual(_Offloaded, VirtualTensor):
+    """Either of these, on a virtual accelerator."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return memo.setdefault(id(self), _copied(self))
+
+
+_LENT: dict[type[torch.Tensor], type[torch.Tensor]] = {
+    nn.Parameter: LentParameter,
+    torch.Tensor: LentTensor,
+    VirtualTensor: LentVirtual,
+}
+_LENT_CLASSES = frozenset(_LENT.values())
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    with DisableTorchFunctionSubclass():
+        copy = tensor.detach().clone()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        return nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy.requires_grad_(tensor.requires_grad)
+
+
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the value of an offloaded tensor, in the same memory, as a plain tensor or parameter."""
     with DisableTorchFunctionSubclass():
@@ -195,6 +243,14 @@ def mark_offloaded(tensors: Iterable[torch.Tensor]) -> None:
             tensor.__class__ = OffloadedTensor
 
 
+def mark_lent(tensors: Iterable[torch.Tensor]) -> None:
+    """Change the class of plain parameters and tensors to that of weights which code on other devices may use; other
+    subclasses stay as they are."""
+    for tensor in tensors:
+        if type(tensor) in _LENT:
+            tensor.__class__ = _LENT[type(tensor)]
+
+
 def is_marked(tensor: torch.Tensor) -> bool:
     """Whether a tensor is of an offloaded class."""
     return isinstance(tensor, _Offloaded)
@@ -206,13 +262,15 @@ def unmark_offloaded(tensors: Iterable[torch.Tensor]) -> None:
         for attribute in (EXPOSURES, _USES_BEFORE):
             tensor.__dict__.pop(attribute, None)
         if type(tensor) in PLAIN:
-            tensor.__class__ = nn.Parameter if isinstance(tensor, nn.Parameter) else PLAIN[type(tensor)]
+            is_parameter = isinstance(tensor, nn.Parameter) and not isinstance(tensor, VirtualTensor)
+            tensor.__class__ = nn.Parameter if is_parameter else PLAIN[type(tensor)]
 
 
 PLAIN: dict[type[torch.Tensor], type[torch.Tensor]] = {
     OffloadedParameter: nn.Parameter,
     OffloadedTensor: torch.Tensor,
     OffloadedResult: torch.Tensor,
+    **{lent: plain for plain, lent in _LENT.items()},
 }
 """The plain class of each offloaded one."""
 
@@ -231,14 +289,19 @@ def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tenso
 def _device_of_result(
     name: str, operands: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.device | None:
-    """Return the device to which offloaded operands, or those of an in-place operation, are copied; None for none."""
-    devices = {tensor.device for tensor in operands}
+    """Return the device to which offloaded operands, or those of an in-place operation, are copied; None for none: the
+    accelerator of the operands that are no weights; the host, if these are there; else that of the first weight that is
+    on an accelerator."""
+    devices = dict.fromkeys(tensor.device for tensor in operands)
     if len(devices) <= 1 or name in _ON_ANY_DEVICES:
         return None
     written = kwargs.get("out") if "out" in kwargs else args[0] if _writes(name) else None
     if isinstance(written, torch.Tensor):
         return written.device
-    return next((device for device in devices if device.type != "cpu"), None)
+    others = dict.fromkeys(tensor.device for tensor in operands if tensor.dim() and not isinstance(tensor, _Offloaded))
+    if name != "__getitem__" and [device.type for device in others] == [HOST]:
+        return next(iter(others))
+    return next((device for device in (*others, *devices) if device.type != HOST), None)
 
 
 def _writes(name: str) -> bool:
@@ -275,3 +338,10 @@ def _is_attribute(func: Callable[..., Any], name: str) -> bool:
 def _as_offloaded(result: torch.Tensor) -> torch.Tensor:
     is_plain = type(result) is torch.Tensor and result.device.type == "cpu"
     return result.as_subclass(OffloadedResult) if is_plain else result
+
+
+def _as_lent(result: torch.Tensor) -> torch.Tensor:
+    """Return what is computed from weights alone, as a tensor that is brought to others as they are."""
+    if type(result) in _LENT:
+        result.__class__ = _LENT[type(result)]
+    return result

@@ -6,7 +6,8 @@ attribute updates both; dispatching writes to ``_parameters`` directly, so it mu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
+from types import CellType
 from typing import Any
 
 import torch
@@ -67,6 +68,57 @@ def refresh_second_places(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
             module._flat_weights[:] = [module._parameters.get(name) for name in module._flat_weights_names]
+
+
+Reference = tuple["dict[Any, Any] | list[Any] | CellType", Any, dict[str, Any], str]
+"""What refers to a weight beside its module: a module's attributes, a container in them, or the closure of a hook; the
+key there; and the registry and the name of the weight."""
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes that PyTorch's modules have themselves: registered children, parameters, hooks."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def references_to_weights(model: nn.Module) -> list[Reference]:
+    """Return what refers to the model's weights beside the modules that they belong to."""
+    places: dict[int, tuple[dict[str, Any], str]] = {}
+    for module in model.modules():
+        for registry in (module._parameters, module._buffers):
+            for name, tensor in registry.items():
+                if tensor is not None:
+                    places.setdefault(id(tensor), (registry, name))
+    found: list[Reference] = []
+    for module in model.modules():
+        own = vars(module)
+        holders: list[Any] = [{name: value for name, value in own.items() if name not in _OF_MODULES}]
+        holders += [value for value in holders[0].values() if isinstance(value, (list, dict))]
+        for index, holder in enumerate(holders):
+            for key, value in enumerate(holder) if isinstance(holder, list) else holder.items():
+                if isinstance(value, torch.Tensor) and id(value) in places:
+                    found.append((holder if index else own, key, *places[id(value)]))
+        for hook in (each for name in _HOOKS for each in own[name].values()):
+            for cell in getattr(hook, "__closure__", None) or ():
+                value = _content(cell)
+                if isinstance(value, torch.Tensor) and id(value) in places:
+                    found.append((cell, None, *places[id(value)]))
+    return found
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is not filled yet
+        return None
+
+
+def refresh_references(references: Iterable[Reference]) -> None:
+    """Have all `references` refer to the weights that their modules have now."""
+    for holder, key, registry, name in references:
+        if isinstance(holder, CellType):
+            holder.cell_contents = registry[name]
+        else:
+            holder[key] = registry[name]
 
 
 def parts_with_dtype(model: nn.Module) -> dict[str, tuple[nn.Module, torch.dtype]]:

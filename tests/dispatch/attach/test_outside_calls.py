@@ -277,7 +277,7 @@ def test_a_map_that_cuts_multi_head_attention_is_refused_before_anything_moves()
 
 
 @two
-def test_a_weight_on_another_accelerator_that_the_parent_uses_itself_is_refused_by_the_operation() -> None:
+def test_a_weight_on_another_accelerator_that_the_parent_uses_itself_is_brought() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -286,9 +286,9 @@ def test_a_weight_on_another_accelerator_that_the_parent_uses_itself_is_refused_
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.linear(self.b(self.a(x)), self.b.weight)
 
-    model = dispatch_model(Tied(), {"": 0, "b": 1})
-    with pytest.raises(RuntimeError, match="same device"):
-        model(torch.randn(2, WIDTH))
+    model, x = Tied(), torch.randn(2, WIDTH)
+    expected = copy.deepcopy(model).to(at(0))(x.to(at(0)))
+    assert torch.equal(dispatch_model(model, {"": 0, "b": 1})(x), expected.cpu())
 
 
 @two
