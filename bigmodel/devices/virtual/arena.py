@@ -240,7 +240,7 @@ class Arena:
         if entry.history is not None:
             detector.freed(entry.history)
         users = () if entry.history is None else entry.history.users.values()
-        unfinished = [user.record_event().query for user in users]
+        unfinished = [user.record_event().has_passed for user in users]
         self._is_torn = True
         del self._by_address[entry.address]
         self._memory.free(entry.block, unfinished)

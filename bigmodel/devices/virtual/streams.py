@@ -13,28 +13,24 @@ Llama's forward, which takes 21 ms here, on one core of an EPYC).
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import random
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
-from .races import Access, Clock, detector, joined
+from .host_copies import Arrival, Span, check_watched
+from .races import Clock, detector, joined
 
 TYPE = "virtual"
 
 POLLS = 2
 """How many times `Event.query` says that work is under way, in the latest schedule, before it has finished."""
-
-GARBAGE = 0xCD
-"""The byte that memory holds before a copy to the host has arrived."""
 
 _numbers = itertools.count(1)
 
@@ -75,28 +71,12 @@ class HostWaits(NamedTuple):
 class _Delayed(NamedTuple):
     """Work of a stream that has not been done: a copy, a wait for an event, or the time stamp of one.
 
-    `for_host` marks a copy to the host, on which no later work of the stream depends.
+    `arrives` says where a copy to the host does, on which no later work of the stream depends.
     """
 
     position: int
     run: Callable[[], None]
-    for_host: bool
-
-
-class _Watched(NamedTuple):
-    """Pinned memory that a copy reads until the host has waited for it: nothing may write to it before."""
-
-    source: torch.Tensor
-    checksum: int
-    copied: Access
-
-    def check(self) -> None:
-        """Raise RaceError if the memory was written to; only note it if nothing has read the copy yet."""
-        if self.copied.torn is None and _checksum(self.source) != self.checksum:
-            message = f"pinned memory was written to before the host has waited for its copy: {self.copied}"
-            self.copied.torn = message
-            if self.copied.used:
-                raise detector.report(message)
+    arrives: Arrival | None
 
 
 class Stream:
@@ -113,6 +93,7 @@ class Stream:
         self.known: Clock = {}
         self.position = 0
         self._delayed: list[_Delayed] = []
+        self._polls = 0
 
     def __repr__(self) -> str:
         return f"{'the default stream' if self.is_default else f'stream {self.number}'} of {self.device}"
@@ -141,8 +122,13 @@ class Stream:
         return event
 
     def query(self) -> bool:
-        """Whether all work has been done."""
-        return self.record_event().query()
+        """Whether all work has been done. The device goes on while it is asked."""
+        with detector.lock:
+            event = self.record_event()
+            event.polls = self._polls
+            done = event.query()
+            self._polls = 0 if done else event.polls
+            return done
 
     def synchronize(self) -> None:
         """Block the host until all work has been done."""
@@ -161,10 +147,10 @@ class Stream:
         """Return what is ordered before the next launch, launches of this stream included."""
         return {**self.known, self.number: detector.time}
 
-    def delay(self, run: Callable[[], None], for_host: bool = False) -> None:
+    def delay(self, run: Callable[[], None], arrives: Arrival | None = None) -> None:
         """Queue work, and do it at once if the schedule says so."""
         self.position += 1
-        self._delayed.append(_Delayed(self.position, run, for_host))
+        self._delayed.append(_Delayed(self.position, run, arrives))
         _state.busy.add(self)
         if not _state.schedule.is_late():
             self.run_delayed()
@@ -176,7 +162,7 @@ class Stream:
     def run_delayed(self, position: int | None = None, for_host: bool = True) -> None:
         """Do the work up to `position` (None: all); without `for_host`, leave copies to the host where they are."""
         while self._delayed:
-            due = (each for each in self._delayed if for_host or not each.for_host)
+            due = (each for each in self._delayed if for_host or each.arrives is None)
             first = next(due, None)
             if first is None or (position is not None and first.position > position):
                 return
@@ -184,6 +170,12 @@ class Stream:
             if not self._delayed:
                 _state.busy.discard(self)
             first.run()
+
+    def arrivals(self, memory: Span) -> list[tuple[int, Arrival]]:
+        """Return the copies to this host memory that have not arrived, with their positions."""
+        return [
+            (each.position, each.arrives) for each in self._delayed if each.arrives and each.arrives.overlaps(memory)
+        ]
 
 
 class Event:
@@ -198,14 +190,14 @@ class Event:
         self.stream: Stream | None = None
         self.position = 0
         self.clock: Clock = {}
-        self._polls = 0
+        self.polls = 0
         self._passed: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         """Record the present end of `stream`; None: the calling thread's current one."""
         with detector.lock:
             stream = stream or current_stream()
-            self.stream, self.clock, self._polls, self._passed = stream, stream.clock(), 0, None
+            self.stream, self.clock, self.polls, self._passed = stream, stream.clock(), 0, None
             if not self.timed or not stream.has_delayed():
                 self.position, self._passed = stream.position, time.perf_counter()
             else:
@@ -221,10 +213,19 @@ class Event:
         if self.stream is None:
             return True
         with detector.lock:
-            self._polls += 1
-            waiting = self._polls <= POLLS and _state.strict and not self._host_knows() and _state.schedule.is_late()
-            if not waiting:
+            passed = self.has_passed()
+            if passed:
                 self._finish()
+            return passed
+
+    def has_passed(self) -> bool:
+        """Do what `query` does for the allocator: the program learns nothing from its answer, so no order follows."""
+        assert self.stream is not None
+        with detector.lock:
+            self.polls += 1
+            waiting = self.polls <= POLLS and _state.strict and not self._host_knows() and _state.schedule.is_late()
+            if not waiting:
+                self.stream.run_delayed(self.position)
             return not waiting
 
     def synchronize(self) -> None:
@@ -242,10 +243,17 @@ class Event:
             check_watched()
 
     def elapsed_time(self, end: Event) -> float:
-        """Return the milliseconds from this event to `end`."""
-        for event in (self, end):
-            if event.stream is not None:
-                event._finish()
+        """Return the milliseconds from this event to `end`.
+
+        Raises:
+            RuntimeError: One of them is not timed, not recorded, or has not passed.
+        """
+        if not (self.timed and end.timed):
+            raise RuntimeError("both events must be made with enable_timing=True")
+        if self.stream is None or end.stream is None:
+            raise RuntimeError("both events must be recorded before the time between them is known")
+        if not (self.query() and end.query()):
+            raise RuntimeError("both events must be completed before the time between them is known: synchronize")
         assert self._passed is not None
         assert end._passed is not None
         return (end._passed - self._passed) * 1000
@@ -273,7 +281,6 @@ class _State:
         schedule: How late it is.
         defaults: The default stream of each device: the same for all threads.
         busy: Streams with work to be done.
-        watched: Pinned memory that copies read, by address and bytes.
         waits: How often the host has waited.
     """
 
@@ -282,7 +289,6 @@ class _State:
         self.schedule = Schedule()
         self.defaults: dict[int, Stream] = {}
         self.busy: set[Stream] = set()
-        self.watched: dict[tuple[int, int], _Watched] = {}
         self.waits = HostWaits()
 
 
@@ -374,46 +380,14 @@ def synchronize(device: Any = None) -> None:
         check_watched()
 
 
-def delayed_copy(into: Stream, target: torch.Tensor, source: torch.Tensor, copied: Access) -> None:
-    """Queue a copy of pinned memory. Both tensors are contiguous and of equal size and dtype."""
-    watched = watch(source, copied)
-
-    def run() -> None:
-        watched.check()
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-
-    into.delay(run)
-
-
-def late_arrival(from_: Stream, target: torch.Tensor, value: torch.Tensor) -> None:
-    """Queue the arrival of `value` in the host tensor `target`, which holds garbage until then."""
-    arriving = value.clone()
-    ctypes.memset(target.data_ptr(), GARBAGE, target.nbytes)
-
-    def run() -> None:
-        ctypes.memmove(target.data_ptr(), arriving.data_ptr(), arriving.nbytes)
-
-    from_.delay(run, for_host=True)
-
-
-def watch(source: torch.Tensor, copied: Access) -> _Watched:
-    """Have writes to pinned memory found until the host has waited for its copy."""
-    watched = _Watched(source, _checksum(source), copied)
-    _state.watched[source.data_ptr(), source.nbytes] = watched
-    return watched
-
-
-def check_watched() -> None:
-    """Check the pinned memory whose copies the host has waited for now.
+def await_arrivals(into: Stream, memory: Span) -> None:
+    """Let copies arrive in host memory that the next launch of `into` reads.
 
     Raises:
-        RaceError: It was written to before, and what was copied has been used.
+        RaceError: One of them is not ordered before.
     """
-    for key, watched in list(_state.watched.items()):
-        if detector.host_knows(watched.copied):
-            del _state.watched[key]
-            watched.check()
-
-
-def _checksum(tensor: torch.Tensor) -> int:
-    return zlib.adler32((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+    for stream in list(_state.busy):
+        for position, arrival in stream.arrivals(memory):
+            if not detector.is_ordered(arrival.copied, into):
+                raise detector.report(f"a copy on {into} reads host memory that no event orders after {arrival.copied}")
+            stream.run_delayed(position)

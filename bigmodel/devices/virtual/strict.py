@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from .host_copies import delayed_copy, is_dense, late_arrival, span, watch
 from .pinned import pinned_memory
 from .races import History, Range, detector
 from .roles import GATHERED, roles_of, rows_read, tensors_in
-from .streams import count_wait, current_stream, delayed_copy, late_arrival, watch
+from .streams import await_arrivals, count_wait, current_stream
 
 aten = torch.ops.aten
 
@@ -80,7 +81,7 @@ def copy_to_device(
     """
     with detector.lock:
         stream = current_stream(index)
-        asynchronous = non_blocking and pinned_memory.holds(source) and (target is None or target.dtype == source.dtype)
+        asynchronous = non_blocking and pinned_memory.holds(source) and _is_read_in_place(target, source)
         if not asynchronous:
             count_wait(copies_to_device=1)
         if non_blocking and not asynchronous:
@@ -108,13 +109,13 @@ def copy_to_host(
         else:
             count_wait(copies_to_host=1)
             stream.finish()
-        detector.launch(stream, f"copy from {stream.device}", _ranges(source), ())
+        copied = detector.launch(stream, f"copy from {stream.device}", _ranges(source), ())
         result = run()
         if not asynchronous:
             stream.finish()
             return result
-        if result.numel() and result.is_contiguous():
-            late_arrival(stream, result, result)
+        if result.numel() and (result.is_contiguous() or _is_moved(result, source)):
+            late_arrival(stream, result, result, copied)
         return result
 
 
@@ -141,19 +142,35 @@ def record_stream(tensor: Tensor, stream: Any) -> None:
 
 def _asynchronous(target: Any, source: Tensor, run: Callable[[], Tensor], stream: Any, copied: Any) -> Tensor:
     """Copy pinned memory when the schedule says so, where that needs nothing but moving bytes; else at once."""
-    plain = source.is_contiguous() and source.numel() > 0 and not (source.is_conj() or source.is_neg())
-    if target is not None:
+    await_arrivals(stream, span(source))
+    plain = source.numel() > 0 and not (source.is_conj() or source.is_neg())
+    if target is None:
+        plain = plain and is_dense(source)
+    else:
         held: Tensor = target.held
-        plain = plain and held.is_contiguous() and held.shape == source.shape
+        plain = plain and _is_moved(held, source)
     if stream.is_default or not plain:
         stream.run_delayed(for_host=False)
         result = run()
-        if source.is_contiguous() and source.numel():
+        if source.numel():
             watch(source, copied)
         return result
     into = held if target is not None else torch.empty_like(source)
     delayed_copy(stream, into, source, copied)
     return into
+
+
+def _is_read_in_place(target: Tensor | None, source: Tensor) -> bool:
+    """Whether a copy to a device reads `source` itself: else PyTorch converts it on the host, to pageable memory."""
+    if target is None:
+        return is_dense(source)
+    return target.dtype == source.dtype and (source.is_contiguous() or _is_moved(target, source))
+
+
+def _is_moved(target: Tensor, source: Tensor) -> bool:
+    """Whether a copy only moves bytes, as between dense tensors of equal dtype, shape and strides."""
+    alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
+    return alike and is_dense(source)
 
 
 def _history(tensor: Tensor) -> History | None:

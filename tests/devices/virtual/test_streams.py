@@ -133,6 +133,7 @@ def test_events_that_are_timed_tell_the_time_of_their_work() -> None:
         begin.record()
         target.copy_(pinned(7), non_blocking=True)
         end.record()
+    end.synchronize()
     assert begin.elapsed_time(end) >= 0
     assert elements(target) == [7] * 8
 

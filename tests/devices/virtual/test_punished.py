@@ -1,0 +1,198 @@
+"""Strict devices tell small programs with one defect each, which CUDA may punish, from their twins without it.
+
+A defect shows as an error of the race detector, or as garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from bigmodel.devices import virtual
+from bigmodel.devices.pinned import empty_host
+from bigmodel.errors import RaceError
+
+device = torch.device("virtual", 0)
+SEEDS = [None, 0, 1]
+
+
+@pytest.fixture(autouse=True, params=SEEDS)
+def seed(request: pytest.FixtureRequest) -> Iterator[int | None]:
+    virtual.enable(count=2, strict=True, seed=request.param)
+    yield request.param
+    try:
+        synchronize()
+    finally:
+        kept.clear()
+        virtual.races()
+        virtual.disable()
+
+
+kept: list[torch.Tensor] = []
+"""Memory that streams share: it is freed after all of them have finished."""
+
+
+def synchronize() -> None:
+    torch.get_device_module("virtual").synchronize()
+
+
+def pinned(value: float, size: int = 8) -> torch.Tensor:
+    return empty_host(4 * size, pin=True).view(torch.float32).fill_(value)
+
+
+def filled(value: float, size: int = 8) -> torch.Tensor:
+    kept.append(torch.full((size,), float(value), device=device))
+    return kept[-1]
+
+
+def side_stream() -> virtual.Stream:
+    side = virtual.Stream(device)
+    side.wait_stream(virtual.current_stream(device))
+    return side
+
+
+def expect_race(program: Callable[[], object], match: str) -> None:
+    with pytest.raises(RaceError, match=match):
+        program()
+    assert virtual.races()
+
+
+@pytest.mark.parametrize("on_side_stream", [False, True])
+@pytest.mark.parametrize("wait", [False, True])
+def test_staging_memory_is_filled_again_after_a_wait_for_its_copy(wait: bool, on_side_stream: bool) -> None:
+    targets, staging = [filled(0), filled(0)], pinned(0)
+    copying = side_stream() if on_side_stream else virtual.current_stream(device)
+
+    def program() -> list[list[float]]:
+        for number, target in enumerate(targets):
+            staging.fill_(number)
+            with virtual.stream(copying):
+                target.copy_(staging, non_blocking=True)
+                event = copying.record_event()
+            if wait:
+                event.synchronize()
+        virtual.current_stream(device).wait_event(event)
+        return [target.tolist() for target in targets]
+
+    if wait:
+        assert program() == [[0.0] * 8, [1.0] * 8]
+    else:
+        expect_race(program, "pinned memory was written to")
+
+
+@pytest.mark.parametrize("new_target", [False, True])
+@pytest.mark.parametrize("wait", [False, True])
+def test_what_is_copied_with_its_strides_is_read_from_pinned_memory_itself(wait: bool, new_target: bool) -> None:
+    source = pinned(1, 16).view(4, 4).t()
+    target = filled(0, 16).view(4, 4).t()
+
+    def program() -> torch.Tensor:
+        copied = source.to(device, non_blocking=True) if new_target else target.copy_(source, non_blocking=True)
+        if wait:
+            synchronize()
+        source.fill_(2)
+        return copied.cpu()
+
+    if wait:
+        assert program().eq(1).all()
+    else:
+        expect_race(program, "pinned memory was written to")
+
+
+def test_what_is_copied_to_other_strides_leaves_pinned_memory_first() -> None:
+    """PyTorch makes the source contiguous on the host, in memory that is not pinned: that copy holds the host."""
+    source, target = pinned(1, 16).view(4, 4).t(), filled(0, 16).view(4, 4)
+    target.copy_(source, non_blocking=True)
+    source.fill_(2)
+    assert target.cpu().eq(1).all()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_comes_to_the_host_has_arrived_when_it_was_waited_for(transposed: bool, seed: int | None) -> None:
+    values = filled(3, 16).view(4, 4)
+    arrived = (values.t() if transposed else values).to("cpu", non_blocking=True)
+    if seed is None:
+        assert not arrived.eq(3).any()
+    virtual.current_stream(device).synchronize()
+    assert arrived.eq(3).all()
+
+
+def test_pinned_memory_may_be_the_target_of_one_copy_and_the_source_of_the_next() -> None:
+    staging, targets, side, other = pinned(0), [filled(0), filled(0)], side_stream(), side_stream()
+    values = filled(3)
+    side.wait_stream(virtual.current_stream(device))
+    with virtual.stream(side):
+        staging.copy_(values, non_blocking=True)
+        targets[0].copy_(staging, non_blocking=True)
+    other.wait_stream(side)
+    with virtual.stream(other):
+        targets[1].copy_(staging, non_blocking=True)
+    virtual.current_stream(device).wait_stream(other)
+    assert [target.tolist() for target in targets] == [[3.0] * 8] * 2
+
+
+def test_pinned_memory_is_no_source_while_a_copy_of_another_stream_arrives_in_it(seed: int | None) -> None:
+    staging, target, side = pinned(0), filled(0), side_stream()
+    staging.copy_(filled(3), non_blocking=True)
+    with virtual.stream(side):
+        if seed is None:
+            expect_race(lambda: target.copy_(staging, non_blocking=True), "no event orders after")
+
+
+def test_memory_that_the_allocator_asks_for_gives_the_program_no_order() -> None:
+    """It looks whether the users of freed memory have finished; the program has not."""
+    virtual.enable(count=1, strict=True, caching=virtual.Caching())
+    shared, memory, side = filled(1), torch.zeros(8, device=device), side_stream()
+    memory.record_stream(side)
+    with virtual.stream(side):
+        memory.sum()
+        shared.add_(1)
+    del memory
+    for _ in range(8):
+        torch.zeros(8, device=device)
+    expect_race(shared.sum, "aten.sum")
+
+
+def test_a_stream_that_is_asked_often_enough_has_finished() -> None:
+    filled(0).copy_(pinned(1), non_blocking=True)
+    stream = virtual.current_stream(device)
+    asked = [stream.query() for _ in range(4)]
+    assert asked == sorted(asked)
+    assert asked[-1]
+
+
+def test_the_time_between_events_is_known_when_both_have_passed(seed: int | None) -> None:
+    begin, end = virtual.Event(enable_timing=True), virtual.Event(enable_timing=True)
+    begin.record()
+    filled(1).add_(1)
+    end.record()
+    if seed is None:
+        with pytest.raises(RuntimeError, match="must be completed"):
+            begin.elapsed_time(end)
+    end.synchronize()
+    assert begin.elapsed_time(end) >= 0
+
+
+def test_events_that_are_not_timed_or_not_recorded_tell_no_time() -> None:
+    untimed = virtual.Event()
+    untimed.record()
+    synchronize()
+    with pytest.raises(RuntimeError, match="enable_timing"):
+        untimed.elapsed_time(untimed)
+    unrecorded = virtual.Event(enable_timing=True)
+    with pytest.raises(RuntimeError, match="must be recorded"):
+        unrecorded.elapsed_time(unrecorded)
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("how", ["computes", "copies"])
+def test_memory_that_another_stream_uses_is_freed_after_it_was_told(how: str, record: bool) -> None:
+    memory, side, source = torch.zeros(8, device=device), side_stream(), pinned(1)
+    if record:
+        memory.record_stream(side)
+    with virtual.stream(side):
+        memory.copy_(source, non_blocking=True) if how == "copies" else memory.add_(1)
+    del memory
+    assert len(virtual.races()) == (0 if record else 1)
