@@ -93,9 +93,13 @@ def test_what_pinned_memory_does_not_help_is_left_to_others() -> None:
 @pytest.mark.virtual_only("schedules")
 @pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.one_of(st.none(), st.integers(0, 2**16)), memory=st.sampled_from([MEMORY, StagingMemory(512, 6)]))
-def test_values_are_the_same_however_late_copies_arrive(seed: int | None, memory: StagingMemory) -> None:
-    virtual.enable(count=2, strict=True, seed=seed)
+@given(
+    seed=st.one_of(st.none(), st.integers(0, 2**16)),
+    late=st.booleans(),
+    memory=st.sampled_from([MEMORY, StagingMemory(512, 6)]),
+)
+def test_values_are_the_same_however_late_copies_arrive(seed: int | None, late: bool, memory: StagingMemory) -> None:
+    virtual.enable(count=2, strict=True, seed=seed, late_compute=late)
     with Uploads(4000, memory) as uploads:
         devices = [torch.device(at(index % 2)) for index in range(len(sources()))]
         found = [uploads.copy(*each) for each in zip(sources(), [torch.float32] * 4, devices, strict=True)]

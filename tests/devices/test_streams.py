@@ -4,8 +4,8 @@ import threading
 import pytest
 import torch
 
-from bigmodel.devices import copy_stream
-from bigmodel.devices.streams import HAND_OVER_BYTES, ThreadCopyStream, TimedCopyStream
+from bigmodel.devices import copy_stream, virtual
+from bigmodel.devices.streams import HAND_OVER_BYTES, ThreadCopyStream, TimedCopyStream, compute_mark
 
 
 def test_work_runs_in_order_beside_the_caller() -> None:
@@ -183,3 +183,13 @@ def test_a_stream_of_a_device_waits_for_what_a_thread_does_first() -> None:
 
     device.submit(lambda: order.append("second"), (Noted(),)).wait()
     assert order == ["first", "waited", "second"]
+
+
+@pytest.mark.virtual_only("looks into events")
+def test_a_host_that_waits_for_a_copy_sleeps() -> None:
+    """Who spins takes a core that readers need."""
+    virtual.enable(count=1, strict=True)
+    device = torch.device("virtual", 0)
+    events = [compute_mark(device), copy_stream(device).submit(lambda: None), copy_stream(device).compute_mark()]
+    assert all(event.event.blocking for event in events)  # type: ignore[attr-defined]
+    virtual.disable()

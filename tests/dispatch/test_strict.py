@@ -23,16 +23,20 @@ from .models import ids, stack
 
 DEVICE = "virtual:0"
 
-schedules = st.one_of(st.none(), st.integers(0, 2**16))
-"""Copies as late as they may be, or each late or early by a seed."""
+Schedule = tuple[int | None, bool]
+LATEST: Schedule = None, True
+
+schedules = st.tuples(st.one_of(st.none(), st.integers(0, 2**16)), st.booleans())
+"""Copies as late as they may be, or each late or early by a seed; and whether computation is late too."""
 
 many = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
 
-def strict(seed: int | None) -> None:
-    virtual.enable(count=2, strict=True, seed=seed)
+def strict(schedule: Schedule) -> None:
+    seed, late_compute = schedule
+    virtual.enable(count=2, strict=True, seed=seed, late_compute=late_compute)
 
 
 def streamed(model: nn.Module, device_map: dict[str, Any], slots: int, **options: Any) -> nn.Module:
@@ -51,13 +55,15 @@ def outputs(model: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 @many
 @given(
-    seed=schedules,
+    schedule=schedules,
     slots=st.integers(1, 4),
     device_map=st.sampled_from([{"": "cpu"}, {"": 0, "blocks.1": "cpu", "blocks.3": "cpu"}, {"": "cpu", "norm": 1}]),
     rows=st.lists(st.integers(1, 4), min_size=1, max_size=4),
 )
-def test_streamed_blocks_give_the_same_bits(seed: int | None, slots: int, device_map: Any, rows: list[int]) -> None:
-    strict(seed)
+@example(schedule=LATEST, slots=1, device_map={"": "cpu"}, rows=[3, 2])
+@example(schedule=LATEST, slots=2, device_map={"": "cpu", "norm": 1}, rows=[3, 2])
+def test_streamed_blocks_give_the_same_bits(schedule: Schedule, slots: int, device_map: Any, rows: list[int]) -> None:
+    strict(schedule)
     inputs = [ids(count) for count in rows]
     expected = outputs(stack(width=64), inputs)
     model = streamed(stack(width=64), device_map, slots)
@@ -66,9 +72,10 @@ def test_streamed_blocks_give_the_same_bits(seed: int | None, slots: int, device
 
 @pytest.mark.slow
 @many
-@given(seed=schedules, slots=st.integers(1, 3))
-def test_blocks_read_from_disk_give_the_same_bits(tmp_path_factory: Any, seed: int | None, slots: int) -> None:
-    strict(seed)
+@given(schedule=schedules, slots=st.integers(1, 3))
+@example(schedule=LATEST, slots=2)
+def test_blocks_read_from_disk_give_the_same_bits(tmp_path_factory: Any, schedule: Schedule, slots: int) -> None:
+    strict(schedule)
     inputs = [ids(3), ids(2)]
     expected = outputs(stack(width=64), inputs)
     folder: Path = tmp_path_factory.mktemp("weights")
@@ -78,13 +85,14 @@ def test_blocks_read_from_disk_give_the_same_bits(tmp_path_factory: Any, seed: i
 
 @pytest.mark.slow
 @many
-@given(seed=schedules, slots=st.integers(1, 3))
-def test_quantised_blocks_give_the_same_bits_each_time(seed: int | None, slots: int) -> None:
+@given(schedule=schedules, slots=st.integers(1, 3))
+@example(schedule=LATEST, slots=2)
+def test_quantised_blocks_give_the_same_bits_each_time(schedule: Schedule, slots: int) -> None:
     pytest.importorskip("torchao")
-    strict(None)
+    strict((None, False))
     inputs = [ids(3), ids(2)]
     expected = outputs(dispatch_model(stack(width=64), {"": "cpu"}, main_device=0, offload_dtype="int8"), inputs)
-    strict(seed)
+    strict(schedule)
     model = streamed(stack(width=64), {"": "cpu"}, slots, offload_dtype="int8")
     assert all(map(torch.equal, outputs(model, inputs), expected))
 
@@ -94,11 +102,11 @@ EXPERT_BYTES = 3 * 32 * 64 * 4
 
 @pytest.mark.slow
 @many
-@given(seed=schedules, slots=st.integers(1, 12), function=st.sampled_from(["eager", "grouped_mm", "batched_mm"]))
-@example(seed=None, slots=2, function="eager")
-@example(seed=None, slots=4, function="eager")
-def test_experts_give_the_same_bits(seed: int | None, slots: int, function: str) -> None:
-    strict(seed)
+@given(schedule=schedules, slots=st.integers(1, 12), function=st.sampled_from(["eager", "grouped_mm", "batched_mm"]))
+@example(schedule=LATEST, slots=2, function="eager")
+@example(schedule=(None, False), slots=4, function="eager")
+def test_experts_give_the_same_bits(schedule: Schedule, slots: int, function: str) -> None:
+    strict(schedule)
     inputs = [tokens(6), tokens(3)]
     resident = mixtral()
     resident.set_experts_implementation(function)
@@ -122,10 +130,11 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 @many
-@given(seed=schedules, slots=st.integers(1, 3))
-def test_training_gives_the_same_bits(seed: int | None, slots: int) -> None:
+@given(schedule=schedules, slots=st.integers(1, 3))
+@example(schedule=LATEST, slots=2)
+def test_training_gives_the_same_bits(schedule: Schedule, slots: int) -> None:
     """The optimizer writes to weights while the next forward's first blocks are being prefetched."""
-    strict(seed)
+    strict(schedule)
     expected = trained(stack(width=16).train().to(DEVICE))
     model = streamed(stack(width=16).train(), {"": "cpu"}, slots)
     assert all(map(torch.equal, trained(model), expected))

@@ -23,7 +23,7 @@ from ...errors import DeviceError
 from ..sizes import parse_size
 from .arena import Arena, Caching
 from .backend import register
-from .environment import from_environment, strict_from_environment
+from .environment import from_environment, late_from_environment, strict_from_environment
 from .link import VirtualLink
 from .pinned import pinned_memory
 from .races import detector
@@ -64,6 +64,7 @@ def enable(
     strict: bool | None = None,
     seed: int | None = None,
     caching: Caching | None = None,
+    late_compute: bool | None = None,
 ) -> None:
     """Make `count` virtual accelerators available as ``"virtual:0"``, ``"virtual:1"``, ...
 
@@ -80,6 +81,8 @@ def enable(
         strict: Check the order of streams, on devices without a bandwidth; None: if ``BIGMODEL_VIRTUAL_STRICT`` is set.
         seed: How late strict accelerators do what may be late: at random, the same for the same seed; None: as late as
             they may.
+        late_compute: Compute after operations were launched, too, on strict accelerators; None: if
+            ``BIGMODEL_VIRTUAL_STRICT`` is ``late``.
         caching: Give memory out as PyTorch's allocator for CUDA does, rounded and in segments; None: to the byte.
 
     Raises:
@@ -94,7 +97,7 @@ def enable(
     capacities = [None if size is None else parse_size(size) for size in given]  # type: ignore[arg-type]
     register()
     board.strict = strict_from_environment() if strict is None else strict
-    set_schedule(board.strict, seed)
+    set_schedule(board.strict, seed, late_from_environment() if late_compute is None else late_compute)
     for index in range(count):
         if index < len(board.arenas) and (caching is not None or board.arenas[index].is_caching):
             board.arenas[index] = Arena(index, caching=caching)

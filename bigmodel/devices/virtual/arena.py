@@ -13,7 +13,7 @@ from ..sizes import format_size
 from .allocator import Block, CachingAllocator, ExactAllocator, NoRoom
 from .postponing import postponed
 from .races import History, detector
-from .streams import current_stream
+from .streams import current_stream, is_compute_late
 
 POISON = 0xFF
 """The byte that freed memory of strict accelerators holds for whoever still reads it: floats are NaN, integers -1."""
@@ -44,6 +44,9 @@ class Allocation:
     def __init__(self, nbytes: int, history: History | None) -> None:
         self.nbytes = nbytes
         self.history = history
+
+    def __deepcopy__(self, memo: object) -> None:
+        """A copy of a tensor has other memory, which is counted by an allocation of its own."""
 
 
 class _Entry(weakref.ref[Allocation]):
@@ -235,16 +238,28 @@ class Arena:
         """Free an allocation that has ended, unless it is freed or was never entered."""
         if not isinstance(entry, _Entry) or self._by_address.get(getattr(entry, "address", 0)) is not entry:
             return
+        users = () if entry.history is None else entry.history.users.values()
         if entry.storage is not None and _is_read_still(entry.storage, entry.address):
-            ctypes.memset(entry.address, POISON, entry.storage.nbytes())
+            _poison(entry.storage, entry.history)
         if entry.history is not None:
             detector.freed(entry.history)
-        users = () if entry.history is None else entry.history.users.values()
         unfinished = [user.record_event().has_passed for user in users]
         self._is_torn = True
         del self._by_address[entry.address]
         self._memory.free(entry.block, unfinished)
         self._is_torn = False
+
+
+def _poison(storage: torch.UntypedStorage, history: History | None) -> None:
+    """Poison a storage that is freed; if computation is late, after work that was launched before and may use it."""
+
+    def poison() -> None:
+        ctypes.memset(storage.data_ptr(), POISON, storage.nbytes())
+
+    if history is None or not is_compute_late():
+        poison()
+    else:
+        history.home.when_done(poison, [(user, user.position) for user in history.users.values()])
 
 
 def _is_read_still(storage: torch.UntypedStorage, address: int) -> bool:

@@ -35,3 +35,8 @@ def from_environment() -> tuple[int, int | None, int | None] | None:
 def strict_from_environment() -> bool:
     """Whether ``BIGMODEL_VIRTUAL_STRICT`` asks for strict accelerators: it is set, and not to 0."""
     return os.environ.get(STRICT, "0").strip() not in ("", "0")
+
+
+def late_from_environment() -> bool:
+    """Whether ``BIGMODEL_VIRTUAL_STRICT`` is ``late``: strict accelerators compute after operations are launched."""
+    return os.environ.get(STRICT, "").strip() == "late"

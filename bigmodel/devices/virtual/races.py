@@ -14,7 +14,7 @@ one has finished before its own next launch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
@@ -35,13 +35,32 @@ _INSIDE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<"
 
 
 class Queue(Protocol):
-    """What a stream is to the detector: its number, and what it knows to be ordered before its next launch."""
+    """What a stream is to the detector and to the allocator.
+
+    Attributes:
+        number: Tells it from others.
+        known: What is ordered before its next launch.
+        position: How much of its work could be late so far.
+    """
 
     number: int
     known: Clock
+    position: int
 
     def record_event(self) -> Any:
         """Return the event of all its work so far."""
+        ...
+
+    def has_delayed(self, position: int | None = None) -> bool:
+        """Whether any work up to `position` has not been done."""
+        ...
+
+    def run_delayed(self, position: int | None = None) -> None:
+        """Do the work up to `position`."""
+        ...
+
+    def when_done(self, run: Callable[[], None], others: Iterable[tuple[Queue, int]] = ()) -> None:
+        """Call `run` after all present work, and that of `others` up to a position."""
         ...
 
 

@@ -1,75 +1,37 @@
 """Streams and events of virtual accelerators, with the names and rules of those in ``torch.cuda``.
 
-Computation is done when it is launched; the race detector checks that the program has asked for that order. Copies that
-CUDA does behind the program's back are done later, when something that is ordered after them needs them, or at any time
-before: copies from pinned memory on other streams than the default one, and copies to the host that do not block.
-What reads them too early gets garbage, as it may on a GPU. How late they are is decided by the schedule.
+Copies that CUDA does behind the program's back are done later, when something that is ordered after them needs them, or
+at any time before: copies from pinned memory on other streams than the default one, and copies to the host that do not
+block. What reads them too early gets garbage, as it may on a GPU. How late they are is decided by the schedule.
 
-Late computation would show nothing more: its results reach other streams only where an event orders them, which is
-checked, and the host only through copies, which are late. It would cost more than all else: its results must have
-shapes at launch, and deriving those takes five times as long as computing (112 ms for the 446 operations of a small
-Llama's forward, which takes 21 ms here, on one core of an EPYC).
+Computation is done when it is launched, unless late computation is asked for; the race detector checks the order that
+the program asks for either way. Late computation also shows what fails or takes its time after its launch. It costs a
+look at the metadata of all arguments for each launch, and memory: inputs are held until they have been read.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from .host_copies import Arrival, Span, check_watched
-from .races import Clock, detector, joined
+from .races import Clock, Queue, detector, joined
+from .schedule import MOST_DELAYED, POLLS, HostWaits, Schedule
 
 TYPE = "virtual"
-
-POLLS = 2
-"""How many times `Event.query` says that work is under way, in the latest schedule, before it has finished."""
 
 _numbers = itertools.count(1)
 
 
-class Schedule:
-    """Decides how late work is done that may be late: as late as the rules allow, or by chance.
-
-    Args:
-        seed: None: as late as possible; a number: at random, the same for the same number.
-    """
-
-    def __init__(self, seed: int | None = None) -> None:
-        self._random = None if seed is None else random.Random(seed)
-
-    def is_late(self) -> bool:
-        """Whether work that may be late is late this time."""
-        return self._random is None or self._random.random() < 0.5
-
-
-class HostWaits(NamedTuple):
-    """How often the host has waited for strict accelerators.
-
-    Attributes:
-        copies_to_device: Copies to a device that held the host: those that block, and those of pageable memory.
-        copies_to_host: Copies to the host that held it, reads of single values among them.
-        synchronizations: Calls of `synchronize`, of events, streams or devices.
-    """
-
-    copies_to_device: int = 0
-    copies_to_host: int = 0
-    synchronizations: int = 0
-
-    def since(self, earlier: HostWaits) -> HostWaits:
-        """Return how often it has waited since `earlier`."""
-        return HostWaits(*(now - then for now, then in zip(self, earlier)))
-
-
 class _Delayed(NamedTuple):
-    """Work of a stream that has not been done: a copy, a wait for an event, or the time stamp of one.
+    """Work of a stream that has not been done: an operation, a copy, a wait for an event, or the time stamp of one.
 
     `arrives` says where a copy to the host does, on which no later work of the stream depends.
     """
@@ -149,11 +111,37 @@ class Stream:
 
     def delay(self, run: Callable[[], None], arrives: Arrival | None = None) -> None:
         """Queue work, and do it at once if the schedule says so."""
+        self._queue(run, arrives)
+        if not _state.schedule.is_late():
+            self.run_delayed()
+
+    def delay_compute(self, run: Callable[[], None]) -> None:
+        """Queue an operation, and do it at once if the schedule says so, or if too much is queued."""
+        self._queue(run)
+        if len(self._delayed) > MOST_DELAYED or not _state.schedule.is_compute_late():
+            self.run_delayed(for_host=False)
+
+    def when_done(self, run: Callable[[], None], others: Iterable[tuple[Queue, int]] = ()) -> None:
+        """Call `run` after all present work of this stream and that of `others` up to a position; now if there is none.
+
+        Nothing else is done now: this is called while memory is freed, where no error may be raised.
+        """
+        waits = [(other, position) for other, position in others if other.has_delayed(position)]
+        if not (waits or self._delayed):
+            run()
+            return
+
+        def after_all() -> None:
+            for other, position in waits:
+                other.run_delayed(position)
+            run()
+
+        self._queue(after_all)
+
+    def _queue(self, run: Callable[[], None], arrives: Arrival | None = None) -> None:
         self.position += 1
         self._delayed.append(_Delayed(self.position, run, arrives))
         _state.busy.add(self)
-        if not _state.schedule.is_late():
-            self.run_delayed()
 
     def has_delayed(self, position: int | None = None) -> bool:
         """Whether any work up to `position` has not been done."""
@@ -183,10 +171,12 @@ class Event:
 
     Args:
         enable_timing: Whether `elapsed_time` may be asked.
+        blocking: Whether a host that waits for it sleeps, as on CUDA; for others it spins.
     """
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self.timed = enable_timing
+        self.blocking = blocking
         self.stream: Stream | None = None
         self.position = 0
         self.clock: Clock = {}
@@ -296,14 +286,19 @@ _state = _State()
 _current = _Current()
 
 
-def set_schedule(strict: bool, seed: int | None) -> None:
+def set_schedule(strict: bool, seed: int | None, late_compute: bool = False) -> None:
     """Finish all work; from now on work may be late, by the schedule with this seed, if `strict`."""
     with detector.lock:
         synchronize()
         detector.forget()
         for stream in _state.defaults.values():
             stream.known.clear()
-        _state.strict, _state.schedule = strict, Schedule(seed)
+        _state.strict, _state.schedule = strict, Schedule(seed, strict and late_compute)
+
+
+def is_compute_late() -> bool:
+    """Whether strict accelerators compute late."""
+    return _state.schedule.compute
 
 
 def index_of(device: Any) -> int:

@@ -1,6 +1,6 @@
 """Launches of operations and copies on streams, with the rules of CUDA, for strict virtual accelerators.
 
-operation               runs on the current stream of its device
+operation               runs on the current stream of its device, now or later
 copy, blocking          runs on the current stream, and the host waits for all work of that stream
 copy from pinned memory, non-blocking         the host goes on: it must not write to the source before it has waited
 copy from pageable memory, non-blocking       the host first waits for earlier work of the stream; then the source
@@ -20,16 +20,16 @@ from torch._ops import OpOverload
 
 from .host_copies import delayed_copy, is_dense, late_arrival, span, watch
 from .pinned import pinned_memory
-from .races import History, Range, detector
+from .races import Access, History, Range, detector
 from .roles import GATHERED, roles_of, rows_read, tensors_in
-from .streams import await_arrivals, count_wait, current_stream
+from .streams import await_arrivals, count_wait, current_stream, is_compute_late
 
 aten = torch.ops.aten
 
 
 def launch(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], held: tuple[Any, ...], index: int | None
-) -> None:
+) -> Access | None:
     """Check the accesses of an operation that is about to run on the current stream of device `index`.
 
     Args:
@@ -39,18 +39,22 @@ def launch(
         held: `args` with the host's tensors in the place of virtual ones.
         index: The device; None if no tensor is on any.
 
+    Returns:
+        What it accesses; None if that is nothing.
+
     Raises:
         RaceError: An access is not ordered after a conflicting one.
     """
     roles = roles_of(func)
     if index is None or roles is None:
-        return
+        return None
     with detector.lock:
         stream = current_stream(index)
-        stream.run_delayed(for_host=False)
+        gathered = GATHERED.get(func)
+        if gathered is not None or not is_compute_late():
+            stream.run_delayed(for_host=False)
         reads: list[Range] = []
         writes: list[Range] = []
-        gathered = GATHERED.get(func)
         for position, value in enumerate(args):
             if position in roles.positions:
                 writes += _ranges(value)
@@ -63,7 +67,7 @@ def launch(
                 writes += _ranges(value)
             elif roles.reads:
                 reads += _ranges(value)
-        detector.launch(stream, str(func), reads, writes)
+        return detector.launch(stream, str(func), reads, writes)
 
 
 def copy_to_device(
@@ -149,7 +153,7 @@ def _asynchronous(target: Any, source: Tensor, run: Callable[[], Tensor], stream
     else:
         held: Tensor = target.held
         plain = plain and _is_moved(held, source)
-    if stream.is_default or not plain:
+    if (stream.is_default and not is_compute_late()) or not plain:
         stream.run_delayed(for_host=False)
         result = run()
         if source.numel():

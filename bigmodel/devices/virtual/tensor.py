@@ -17,11 +17,12 @@ from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
-from . import strict
+from . import late, streams, strict
 from .arena import Allocation, Arena
 from .kernels import KERNELS
 from .link import VirtualLink
 from .postponing import postponed
+from .races import Access
 from .streams import TYPE
 from .traced import is_traced, mode_of, run_traced
 
@@ -90,8 +91,8 @@ class _Traits:
         "func",
         "host_outputs",
         "is_composite",
+        "is_decomposed",
         "is_product",
-        "is_python",
         "may_mix",
         "sets",
         "sparse",
@@ -109,8 +110,8 @@ class _Traits:
             func.name(), DispatchKey.CompositeImplicitAutograd
         )
         """Whether ATen composes it of others."""
-        self.is_python = DispatchKey.CompositeImplicitAutograd in func.py_kernels
-        """Whether Python composes it of others."""
+        self.is_decomposed = self.is_composite or DispatchKey.CompositeImplicitAutograd in func.py_kernels
+        """Whether ATen or Python composes it of others."""
 
 
 _traits: dict[int, _Traits] = {}
@@ -224,7 +225,19 @@ class VirtualTensor(torch.Tensor):
         return VirtualTensor(parts["held"], index)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        streams.current_stream(self.device.index).finish()
         return VirtualTensor, (self.held, self.device.index)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        index = self.device.index
+        if not is_traced(self.held):
+            streams.current_stream(index).finish()
+        copied: VirtualTensor = super().__deepcopy__(memo)
+        if not is_traced(copied.held):  # the elements are copied as an attribute is: not by an operation
+            copied._allocation = board.arena(index).claim(copied.held)
+        return copied
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -239,13 +252,12 @@ class VirtualTensor(torch.Tensor):
         mode = mode_of(VirtualTensor, args, kwargs)
         if mode is not None:
             return run_traced(mode, VirtualTensor, func, args, kwargs)
-        if torch.is_inference_mode_enabled():
+        if traits.is_decomposed and (torch.is_inference_mode_enabled() or _has_inference_tensor(args)):
             # Composite operations are not decomposed yet here, since autograd does not run. ATen's own decomposition
             # calls the kernels of a device; some of those in Python compute with many temporary tensors.
             if traits.is_composite:
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-            if traits.is_python:
-                return func.decompose(*args, **kwargs)
+            return func.decompose(*args, **kwargs)
         if traits.sparse:
             _refuse_sparse_gradients(func, args, kwargs)
         call = _Operation(traits)
@@ -258,15 +270,21 @@ class VirtualTensor(torch.Tensor):
             on_host = given is None or torch.device(given).type == TYPE
             held_kwargs["device"] = torch.device("cpu") if on_host else given
         kernel = KERNELS.get(func, func)
+
+        def queue(launched: Access | None) -> Any:
+            assert call.index is not None
+            return late.queue(func, kernel, held_args, held_kwargs, call.wrappers, call.index, launched)
+
         try:
             if traits.copies:
-                output = _over_link(func, args, kwargs, target, lambda: kernel(*held_args, **held_kwargs))
+                output = _over_link(func, args, kwargs, target, lambda: kernel(*held_args, **held_kwargs), queue)
             else:
                 if traits.is_product and call.index is not None:
                     board.arena(call.index).need_workspace()
-                if board.strict:
-                    strict.launch(func, args, kwargs, held_args, call.index)
-                if call.is_complex():
+                launched = strict.launch(func, args, kwargs, held_args, call.index) if board.strict else None
+                if call.is_late():
+                    output = queue(launched)
+                elif call.is_complex():
                     with _conjugation():
                         output = kernel(*held_args, **held_kwargs)
                 else:
@@ -314,6 +332,16 @@ class _Operation:
     def is_complex(self) -> bool:
         """Whether any of its virtual tensors is."""
         return True in [wrapper.dtype.is_complex for wrapper in self.wrappers.values()]  # `any` takes twice as long
+
+    def is_late(self) -> bool:
+        """Whether it may be computed after its launch."""
+        if not late.is_late(self.index):
+            return False
+        assert self.index is not None
+        if board.arena(self.index).strict and not (self.traits.host_outputs or self.traits.sets or self.is_complex()):
+            return True
+        streams.current_stream(self.index).run_delayed(for_host=False)
+        return False
 
     def target(self, device: torch.device | str | None) -> int | None:
         """Return the index of the virtual accelerator of the outputs; None if they are on another device."""
@@ -377,9 +405,17 @@ def _conjugation() -> AbstractContextManager[object]:
 
 
 def _over_link(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], target: int | None, run: Callable[[], Any]
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    target: int | None,
+    run: Callable[[], Any],
+    queue: Callable[[Access | None], Any],
 ) -> Any:
-    """Run one of `_COPIES`, over the link if it copies between the host and a virtual accelerator."""
+    """Run one of `_COPIES`, over the link if it copies between the host and a virtual accelerator.
+
+    `queue` queues it, where it does not.
+    """
     into: torch.Tensor | None = None
     from_ = args[0]
     if func is aten.copy_.default:
@@ -389,7 +425,7 @@ def _over_link(
     source = _index_of(from_)
     destination = _index_of(into) if into is not None else target if func is aten._to_copy.default else None
     if board.strict and all(board.arena(index).strict for index in (source, destination) if index is not None):
-        run = partial(_ordered, func, args, kwargs, (from_, source), (into, destination), run)
+        run = partial(_ordered, func, args, kwargs, (from_, source), (into, destination), run, queue)
     if source == destination:
         return run()
     output: list[Any] = []
@@ -406,6 +442,7 @@ def _ordered(
     from_: tuple[torch.Tensor, int | None],
     into: tuple[torch.Tensor | None, int | None],
     run: Callable[[], Any],
+    queue: Callable[[Access | None], Any],
 ) -> Any:
     """Run a copy between tensors, each with the index of its device, on the streams of strict accelerators."""
     (source, one), (target, other) = from_, into
@@ -416,8 +453,8 @@ def _ordered(
         return strict.copy_to_host(func, target, source, non_blocking, one, run)
     if one is not None and other is not None and one != other:
         return strict.copy_between(target, source, one, other, run)
-    strict.launch(func, args, kwargs, args, one)
-    return run()
+    launched = strict.launch(func, args, kwargs, args, one)
+    return queue(launched) if late.is_late(one) and not source.dtype.is_complex else run()
 
 
 def _refuse_sparse_gradients(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -443,6 +480,17 @@ def _undefined_output(func: OpOverload, args: Any, kwargs: Any) -> Any:
 def user_attributes(tensor: torch.Tensor) -> dict[str, Any]:
     """Return the attributes that user code has set on `tensor`, without those of the wrapper itself."""
     return {name: value for name, value in tensor.__dict__.items() if name not in _OWN}
+
+
+def _has_inference_tensor(values: Any) -> bool:
+    """Whether any of these arguments, lists of them included, was made in inference mode."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.is_inference():
+                return True
+        elif isinstance(value, (list, tuple)) and _has_inference_tensor(value):
+            return True
+    return False
 
 
 def _index_of(value: Any) -> int | None:

@@ -66,7 +66,7 @@ def test_a_caching_arena_is_full_when_its_segments_and_its_context_are() -> None
 @pytest.mark.parametrize("strict", [True, False])
 def test_freed_memory_of_a_strict_accelerator_is_poisoned(strict: bool) -> None:
     """A use after free is seen: who still reads it, as a stream may on a GPU, reads NaN. Views keep it alive."""
-    virtual.enable(1, strict=strict)
+    virtual.enable(1, strict=strict, late_compute=False)
     tensor = torch.ones(8, device="virtual:0")
     whole, view = tensor.held, tensor[2:4]  # type: ignore[attr-defined]
     del tensor

@@ -15,12 +15,16 @@ from bigmodel.devices.pinned import empty_host
 from bigmodel.errors import RaceError
 
 device = torch.device("virtual", 0)
-SEEDS = [None, 0, 1]
 
 
-@pytest.fixture(autouse=True, params=SEEDS)
-def seed(request: pytest.FixtureRequest) -> Iterator[int | None]:
-    virtual.enable(count=2, strict=True, seed=request.param)
+@pytest.fixture(autouse=True, params=["computed at launch", "computed late"])
+def late_compute(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "computed late")
+
+
+@pytest.fixture(autouse=True, params=[None, 0, 1])
+def seed(request: pytest.FixtureRequest, late_compute: bool) -> Iterator[int | None]:
+    virtual.enable(count=2, strict=True, seed=request.param, late_compute=late_compute)
     yield request.param
     try:
         synchronize()
@@ -141,9 +145,9 @@ def test_pinned_memory_is_no_source_while_a_copy_of_another_stream_arrives_in_it
             expect_race(lambda: target.copy_(staging, non_blocking=True), "no event orders after")
 
 
-def test_memory_that_the_allocator_asks_for_gives_the_program_no_order() -> None:
+def test_memory_that_the_allocator_asks_for_gives_the_program_no_order(late_compute: bool) -> None:
     """It looks whether the users of freed memory have finished; the program has not."""
-    virtual.enable(count=1, strict=True, caching=virtual.Caching())
+    virtual.enable(count=1, strict=True, caching=virtual.Caching(), late_compute=late_compute)
     shared, memory, side = filled(1), torch.zeros(8, device=device), side_stream()
     memory.record_stream(side)
     with virtual.stream(side):
@@ -196,3 +200,16 @@ def test_memory_that_another_stream_uses_is_freed_after_it_was_told(how: str, re
         memory.copy_(source, non_blocking=True) if how == "copies" else memory.add_(1)
     del memory
     assert len(virtual.races()) == (0 if record else 1)
+
+
+def test_values_of_inference_mode_are_awaited_outside_it_too() -> None:
+    with torch.inference_mode():
+        values, side = torch.ones(8, device=device), side_stream()
+        values.record_stream(side)
+        with virtual.stream(side):
+            values.mul_(2)
+    expect_race(values.cpu, "aten.mul_")
+    virtual.current_stream(device).wait_stream(side)
+    before = virtual.host_waits()
+    assert values.cpu().tolist() == [2.0] * 8
+    assert virtual.host_waits().since(before).copies_to_host == 1

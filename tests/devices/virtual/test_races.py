@@ -17,7 +17,7 @@ device = torch.device("virtual", 0)
 
 @pytest.fixture(autouse=True)
 def strict() -> Iterator[None]:
-    virtual.enable(count=2, strict=True)
+    virtual.enable(count=2, strict=True, late_compute=False)
     yield
     torch.get_device_module("virtual").synchronize()
     kept.clear()

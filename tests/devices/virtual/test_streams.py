@@ -15,7 +15,7 @@ device = torch.device("virtual", 0)
 
 @pytest.fixture(autouse=True)
 def strict() -> Iterator[None]:
-    virtual.enable(count=2, strict=True)
+    virtual.enable(count=2, strict=True, late_compute=False)
     yield
     virtual.disable()
 
@@ -73,7 +73,7 @@ def test_a_copy_from_pageable_memory_holds_the_host_until_the_stream_has_got_the
 def test_a_seed_chooses_what_is_late(seed: int) -> None:
     late = []
     for _ in range(2):
-        virtual.enable(count=2, strict=True, seed=seed)
+        virtual.enable(count=2, strict=True, seed=seed, late_compute=False)
         targets = [torch.zeros(8, dtype=torch.uint8, device=device) for _ in range(16)]
         events = [copied_beside(target, pinned(7)) for target in targets]
         late.append([elements(target)[0] == 0 for target in targets])

@@ -316,3 +316,16 @@ def test_a_tensor_that_takes_over_the_memory_of_another_keeps_it() -> None:
     del other
     assert tensor.tolist() == [1, 1, 1, 1]
     assert torch.get_device_module("virtual").memory_allocated(1) == 16
+
+
+def test_memory_of_deep_copies_is_counted() -> None:
+    model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)).to("virtual:0")
+    model[1].weight = model[0].weight
+    model[0].register_buffer("part", model[0].weight.detach()[:2])
+    before = memory_allocated(0)
+    copied = copy.deepcopy(model)
+    assert copied[1].weight is copied[0].weight
+    assert copied[0].part.held.data_ptr() == copied[0].weight.held.data_ptr()  # type: ignore[union-attr, operator]
+    assert memory_allocated(0) == before + 16 * 16 * 4
+    del copied
+    assert memory_allocated(0) == before

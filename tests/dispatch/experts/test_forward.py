@@ -334,3 +334,22 @@ def test_experts_that_are_written_to_past_their_version_counters_are_fetched_aga
                 parameter.data.mul_(1.5)
     expected, found = (logits(model, tokens().to(at(0))) for model in both)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.virtual_only("counts waits")
+def test_the_host_waits_once_in_each_layer_for_the_routers_choice() -> None:
+    """Which experts are to be fetched from the host is decided on the device: the host must know it, once."""
+    model = mixtral()
+    model.set_experts_implementation("grouped_mm")
+    layers, inputs = model.config.num_hidden_layers, tokens().to(at(0))
+    on_host = {f"model.layers.{layer}.mlp.experts": "cpu" for layer in range(layers)}
+    dispatch_model(model, {"": at(0), **on_host}, main_device=at(0), expert_cache=1 << 30)
+
+    def waits(model: nn.Module) -> int:
+        with torch.no_grad():
+            model(inputs)
+            before = virtual.host_waits()
+            model(inputs)
+        return virtual.host_waits().since(before).copies_to_host
+
+    assert waits(model) == waits(resident(mixtral)) + layers

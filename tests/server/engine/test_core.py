@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bigmodel.devices import virtual
@@ -229,11 +229,16 @@ def streamed_and_on_host(accelerators: None) -> tuple[EngineCore, EngineCore]:
 
 @pytest.mark.slow
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.one_of(st.none(), st.integers(0, 2**16)), asked=st.sampled_from([[GREEDY, GREEDY], [GREEDY, DRAWN]]))
-def test_tokens_are_the_same_however_late_copies_arrive(
-    seed: int | None, asked: list[dict[str, Any]], streamed_and_on_host: tuple[EngineCore, EngineCore]
+@given(
+    seed=st.one_of(st.none(), st.integers(0, 2**16)),
+    late=st.booleans(),
+    asked=st.sampled_from([[GREEDY, GREEDY], [GREEDY, DRAWN]]),
+)
+@example(seed=None, late=True, asked=[GREEDY, DRAWN])
+def test_tokens_are_the_same_however_late_work_is_done(
+    seed: int | None, late: bool, asked: list[dict[str, Any]], streamed_and_on_host: tuple[EngineCore, EngineCore]
 ) -> None:
-    virtual.enable(count=2, strict=True, seed=seed)
+    virtual.enable(count=2, strict=True, seed=seed, late_compute=late)
     sinks = [[put(each, max_tokens=3, **params) for params in asked] for each in streamed_and_on_host]
     for each in streamed_and_on_host:
         run(each)

@@ -1,0 +1,188 @@
+"""Strict devices compute late where this is asked for: the same bits, which the host finds when it has waited."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bigmodel.devices import virtual
+from bigmodel.devices.virtual.host_copies import GARBAGE
+
+device = torch.device("virtual", 0)
+
+
+@pytest.fixture(autouse=True)
+def late() -> Iterator[None]:
+    enable(None)
+    yield
+    virtual.disable()
+
+
+def enable(seed: int | None, late_compute: bool = True, **options: Any) -> None:
+    virtual.enable(count=2, strict=True, seed=seed, late_compute=late_compute, **options)
+
+
+def synchronize() -> None:
+    torch.get_device_module("virtual").synchronize()
+
+
+def is_computed(tensor: Tensor) -> bool:
+    """Whether a strict device holds the elements of `tensor` now, looked up without launching anything."""
+    held: Tensor = tensor.held  # type: ignore[attr-defined]
+    return not held.reshape(-1).view(torch.uint8).eq(GARBAGE).all()
+
+
+def test_an_operation_is_computed_when_the_host_waits_for_it() -> None:
+    x = torch.arange(8.0, device=device)
+    y = (x + 1) * 2
+    assert not is_computed(y)
+    assert y.tolist() == [2.0 * (each + 1) for each in range(8)]
+    assert is_computed(y)
+
+
+def test_what_writes_into_a_tensor_is_queued_too() -> None:
+    x = torch.zeros(8, device=device)
+    synchronize()
+    x.add_(1)
+    x[2:4].mul_(3)
+    torch._foreach_add_([x], 1.0)
+    assert x.held.eq(0).all()  # type: ignore[attr-defined]
+    assert x.tolist() == [2.0, 2.0, 4.0, 4.0, 2.0, 2.0, 2.0, 2.0]
+
+
+def test_another_stream_waits_for_it_by_an_event() -> None:
+    side = virtual.Stream(device)
+    x = torch.ones(8, device=device) * 3
+    x.record_stream(side)
+    side.wait_stream(virtual.current_stream(device))
+    with virtual.stream(side):
+        y = x + 1
+        assert not is_computed(x)
+        assert y.tolist() == [4.0] * 8
+    assert is_computed(x)
+
+
+def test_an_operation_that_fails_is_reported_by_a_later_wait() -> None:
+    table, rows = torch.ones(4, 2, device=device), torch.tensor([9], device=device)
+    nn.functional.embedding(rows + 0, table)
+    with pytest.raises(RuntimeError, match=r"after it had been launched: aten.embedding.*test_late.py:\d+"):
+        synchronize()
+
+
+def test_numbers_of_the_host_are_those_at_the_launch() -> None:
+    x, number = torch.ones(8, device=device), torch.tensor(2.0)
+    y = x * number
+    number.fill_(5)
+    assert y.tolist() == [2.0] * 8
+
+
+def test_shapes_that_depend_on_elements_are_right() -> None:
+    x = torch.tensor([0.0, 1.0, 2.0, 0.0], device=device) * 2
+    assert x.nonzero().shape == (2, 1)
+    assert x[x > 0].tolist() == [2.0, 4.0]
+    assert torch.unique(x).tolist() == [0.0, 2.0, 4.0]
+    assert x[torch.tensor([1, 2], device=device)].tolist() == [2.0, 4.0]
+
+
+def test_random_numbers_are_drawn_in_the_order_of_launches() -> None:
+    def drawn(where: Any) -> Tensor:
+        torch.manual_seed(0)
+        x = torch.zeros(8, device=where)
+        y = nn.functional.dropout(x + 1) + torch.rand_like(x)
+        return (y + torch.zeros(8, device=where).uniform_()).cpu()
+
+    assert torch.equal(drawn(device), drawn("cpu"))
+
+
+def test_modes_of_the_wait_are_not_those_of_the_launch() -> None:
+    x = torch.randn(8, 8, device=device)
+    y = x @ x
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode(), torch.device("meta"):
+        synchronize()
+    assert torch.equal(y.cpu(), x.cpu() @ x.cpu())
+
+
+def test_memory_may_be_freed_while_queued_operations_read_it() -> None:
+    x = torch.ones(8, device=device)
+    y = x + 1
+    del x
+    assert y.tolist() == [2.0] * 8
+
+
+def test_freed_memory_is_poisoned_after_the_work_before() -> None:
+    x = torch.ones(8, device=device)
+    held = x.held  # type: ignore[attr-defined]
+    synchronize()
+    y = x + 1
+    del x
+    assert held.eq(1).all()
+    assert y.tolist() == [2.0] * 8
+    assert held.isnan().all()
+
+
+def test_what_is_pickled_or_resized_has_been_computed() -> None:
+    x = torch.ones(8, device=device) + 1
+    assert pickle.loads(pickle.dumps(x)).tolist() == [2.0] * 8
+    y = torch.ones(8, device=device) + 1
+    assert y.t_().resize_(2, 4).tolist() == [[2.0] * 4] * 2
+    z = torch.ones(8, device=device) + 1
+    assert copy.deepcopy(z).tolist() == [2.0] * 8
+
+
+def test_memory_is_counted_at_the_launch() -> None:
+    enable(None, capacity=[1024, None])
+    x = torch.ones(128, device=device)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.cat([x, x])
+
+
+STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "product": lambda x, y: x @ y,
+    "sum": lambda x, y: x + y.sum(0, keepdim=True),
+    "transposed": lambda x, y: x.t().contiguous() + y,
+    "softmax": lambda x, y: torch.softmax(x, -1) * y,
+    "attention": lambda x, y: nn.functional.scaled_dot_product_attention(x[None, None], y[None, None], x[None, None])[
+        0, 0
+    ],
+    "in place": lambda x, y: x.clone().mul_(0.5).add_(y),
+    "parts": lambda x, y: torch.cat([part * 2 for part in x.chunk(2)]) - y,
+    "rows": lambda x, y: x[y.argmax(-1)],
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "top": lambda x, y: x.sort(-1).values,
+    "cast": lambda x, y: (x.bfloat16() @ y.bfloat16()).float(),
+    "host": lambda x, y: x * y.mean().item(),
+    "normed": lambda x, y: nn.functional.layer_norm(x, (8,)) + y,
+    "numbers": lambda x, y: x + torch.arange(8, device=x.device),
+}
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.one_of(st.none(), st.integers(0, 2**16)),
+    steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=8),
+    with_gradients=st.booleans(),
+)
+def test_programs_compute_the_same_bits(seed: int | None, steps: list[str], with_gradients: bool) -> None:
+    def run(late_compute: bool) -> list[Tensor]:
+        enable(seed, late_compute)
+        torch.manual_seed(0)
+        x = torch.randn(8, 8).to(device).requires_grad_(with_gradients)
+        values = [x, torch.randn(8, 8).to(device)]
+        for step in steps:
+            values.append(STEPS[step](values[-1], values[-2]))
+        if values[-1].requires_grad:
+            values[-1].square().mean().backward()
+            if x.grad is not None:
+                values.append(x.grad)
+        return [value.detach().cpu() for value in values]
+
+    for found, expected in zip(run(True), run(False), strict=True):
+        assert torch.equal(found, expected) or (found.isnan().any() and torch.equal(found.isnan(), expected.isnan()))
