@@ -1,7 +1,8 @@
 """What does an accelerator show in a few minutes? Runs the benchmarks that are about one, most telling first.
 
 Each runs in a process of its own, which may take half of the minutes that are left; the last one may take all of them.
-One that fails or takes longer does not stop the others. Results are kept as they come: each benchmark's own, and this
+One that fails or takes longer does not stop the others. Those for which too little is left run with tiny sizes, which
+shows that they run and are right. Results are kept as they come: each benchmark's own, and this
 list of their limits. With ``--device virtual``, or ``BIGMODEL_VIRTUAL`` in the environment, the same runs on a virtual
 accelerator, without accelerate.
 """
@@ -35,6 +36,10 @@ ONLY = "it lists what accelerators show"
 
 LEAST = 20.0
 """Seconds that a benchmark is given even if fewer are left: its imports take about ten."""
+
+
+FULL = 60.0
+"""With fewer seconds than these a benchmark is run with tiny sizes: in full it would be stopped without a result."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,14 @@ class Outcome:
         seconds: How long it took.
         limits: Its limits, as they are stored.
         notes: Its notes.
+        tiny: Whether it was run with tiny sizes because too few seconds were left.
     """
 
     ended: str
     seconds: float
     limits: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    tiny: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,8 +122,11 @@ def run(options: argparse.Namespace) -> Report:
             outcomes[part] = Outcome("not begun: the minutes were over", 0.0)
         else:
             share = left if number == len(parts) - 1 else left / 2
-            print(f"{part.name}: {part.shows}, at most {max(share, LEAST):.0f} s", file=sys.stderr, flush=True)
-            outcomes[part] = run_part(part, options, max(share, LEAST))
+            share = max(share, LEAST)
+            tiny = share < FULL and not options.quick
+            sizes = ", with tiny sizes" if tiny else ""
+            print(f"{part.name}: {part.shows}, at most {share:.0f} s{sizes}", file=sys.stderr, flush=True)
+            outcomes[part] = run_part(part, options, share, tiny)
         fill(report, outcomes)
         save_report(report, ["gpu", "--device", options.device, "--minutes", f"{options.minutes:g}"], folder)
     return report
@@ -139,22 +149,26 @@ def chosen_parts(options: argparse.Namespace) -> list[Part]:
     return [known[name] for name in names]
 
 
-def run_part(part: Part, options: argparse.Namespace, limit: float) -> Outcome:
-    """Run one benchmark in a process of its own, for at most `limit` seconds, and return how it ended."""
+def run_part(part: Part, options: argparse.Namespace, limit: float, tiny: bool = False) -> Outcome:
+    """Run one benchmark in a process of its own, for at most `limit` seconds, and return how it ended.
+
+    With `tiny` it runs with tiny sizes, and only its limits and notes are kept: its own result would take the place of
+    one with full sizes.
+    """
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        results = options.results or (Path(scratch) if options.quick else results_folder())
-        ended = _ended(_command(part, options, results), limit)
+        results = Path(scratch) if tiny else options.results or (Path(scratch) if options.quick else results_folder())
+        ended = _ended(_command(part, options, results, options.quick or tiny), limit)
         seconds = time.monotonic() - begun
         if ended is not None:
-            return Outcome(ended, seconds)
+            return Outcome(ended, seconds, tiny=tiny)
         (kept,) = (path for path in _results_of(part, options, results))
         found = json.loads(kept.read_text())
-    return Outcome("done", seconds, found["limits"], found["notes"])
+    return Outcome("done", seconds, found["limits"], found["notes"], tiny)
 
 
-def _command(part: Part, options: argparse.Namespace, results: Path) -> list[str]:
-    own = [*part.arguments, *(["--quick"] if options.quick else part.full)]
+def _command(part: Part, options: argparse.Namespace, results: Path, quick: bool) -> list[str]:
+    own = [*part.arguments, *(["--quick"] if quick else part.full)]
     common = ["--device", options.device, "--rounds", str(options.rounds), "--seed", str(options.seed)]
     common += ["--workdir", str(options.workdir), "--results", str(results)]
     if options.threads is not None:
@@ -198,11 +212,14 @@ def fill(report: Report, outcomes: dict[Part, Outcome]) -> None:
     report.notes = [f"not measured on this host: {missing}" for missing in missing_counters()]
     for part, outcome in outcomes.items():
         missed = sum(not limit["kept"] for limit in outcome.limits)
-        rows.append([part.name, part.shows, outcome.ended, outcome.seconds, len(outcome.limits) - missed, missed])
+        ended, name = outcome.ended, part.name
+        if outcome.tiny:
+            ended, name = f"{ended}, with tiny sizes: too little time was left", f"{part.name} with tiny sizes"
+        rows.append([part.name, part.shows, ended, outcome.seconds, len(outcome.limits) - missed, missed])
         for limit in outcome.limits:
-            fields = {name: limit[name] for name in ("measured", "relation", "bound", "unit")}
-            report.limits.append(Limit(f"{part.name}: {limit['what']}", **fields))
-        report.notes += [f"{part.name}: {note}" for note in outcome.notes]
+            fields = {each: limit[each] for each in ("measured", "relation", "bound", "unit")}
+            report.limits.append(Limit(f"{name}: {limit['what']}", **fields))
+        report.notes += [f"{name}: {note}" for note in outcome.notes]
     columns = [Column("benchmark"), Column("shows"), Column("ended"), Column("took", "seconds")]
     columns += [Column("limits kept", "count"), Column("missed", "count")]
     report.tables = [Table("What was run, in this order", columns, rows)]

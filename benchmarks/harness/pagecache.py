@@ -21,6 +21,7 @@ from .errors import BenchmarkError
 if TYPE_CHECKING:
     import torch
 
+_MAPS = Path("/proc/self/maps")
 _MADV_DONTNEED = 4
 _ATTEMPTS = 8
 _TRACE = 0.001
@@ -118,10 +119,12 @@ def resident_bytes(tensor: torch.Tensor) -> int:
 
 
 def _empty_maps(files: Sequence[Path]) -> None:
-    """Drop the pages of all maps that this process has of `files`."""
+    """Drop the pages of all maps that this process has of `files`; none where the host has no list of maps."""
+    if not _MAPS.exists():
+        return
     wanted = {str(file.resolve()) for file in files}
     libc = c_library()
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in _MAPS.read_text().splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5] in wanted:
             start, end = (int(text, 16) for text in fields[0].split("-"))

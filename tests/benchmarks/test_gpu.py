@@ -35,6 +35,10 @@ class Processes:
         self.limits: list[float] = []
         self.kept_before: list[int] = []
 
+    def folder_of(self) -> Path:
+        """Where the running benchmark keeps its result."""
+        return self.folder
+
     def Popen(self, command: list[str], **options: Any) -> Processes:
         assert options["start_new_session"]
         self.commands.append(command)
@@ -51,7 +55,7 @@ class Processes:
         if not self.returncode:
             report = Report(self.name.replace("-", "_"), "virtual", notes=["measured"])
             report.limits.append(gpu.Limit("ratio", 2.0, "<=", 1.0))
-            gpu.save_report(report, [self.name], self.folder)
+            gpu.save_report(report, [self.name], self.folder_of())
         return "", "a traceback\nout of memory\n"
 
     def wait(self) -> int:
@@ -89,6 +93,30 @@ def test_the_list_goes_on_when_one_fails_or_hangs(tmp_path: Path, monkeypatch: p
     assert ended[1].startswith("stopped after 6")
     assert ended[2] == "done"
     assert [(limit["what"], limit["kept"]) for limit in kept(tmp_path)["limits"]] == [("overhead: ratio", False)]
+
+
+def test_what_too_little_time_is_left_for_runs_with_tiny_sizes_and_replaces_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes(tmp_path / "of processes")
+    monkeypatch.setattr(gpu, "subprocess", processes)
+    monkeypatch.setattr(Processes, "folder_of", lambda self: Path(self.commands[-1][-1]))
+    arguments = ["gpu", "--device", "virtual", "--results", str(tmp_path), "--only", "threads,overlap,load"]
+    assert main([*arguments, "--minutes", "3"]) == 0
+    assert ["--quick" in command for command in processes.commands] == [False, False, False]
+    assert main([*arguments, "--minutes", "1.5"]) == 0
+    assert ["--quick" in command for command in processes.commands[3:]] == [True, True, False]
+    assert [("tiny" in row["ended"], row["benchmark"]) for row in rows(kept(tmp_path))] == [
+        (True, "threads"),
+        (True, "overlap"),
+        (False, "load"),
+    ]
+    assert {limit["what"] for limit in kept(tmp_path)["limits"]} == {
+        "threads with tiny sizes: ratio",
+        "overlap with tiny sizes: ratio",
+        "load: ratio",
+    }
+    assert {path.name.partition("-")[0] for path in tmp_path.glob("*.json")} == {"gpu", "threads", "overlap", "load"}
 
 
 def test_nothing_is_begun_when_the_minutes_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,3 +111,9 @@ def test_resident_bytes_counts_the_pages_that_were_touched(file: Path) -> None:
     warm([file])
     tensor[: 2 * mmap.PAGESIZE].sum()
     assert 2 * mmap.PAGESIZE <= resident_bytes(tensor) <= SIZE
+
+
+def test_without_a_list_of_maps_files_are_evicted_all_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pagecache, "_MAPS", Path("/proc/none/maps"))
+    evict([file])
+    assert cached_bytes(file) <= 16 * mmap.PAGESIZE
