@@ -1,33 +1,25 @@
-"""What all tests share: one thread per operation, and virtual accelerators that come and go with a test."""
+"""What a test run begins with: options, the environment, and the plugin of what all tests share.
+
+With `-n` the process that hands tests out runs none: it does without the plugin, which imports PyTorch. Programs that
+tests start have the same environment.
+"""
 
 from __future__ import annotations
 
 import gc
-import itertools
 import os
-import ssl
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
+import tempfile
 
 import pytest
-import torch
 
-from bigmodel.devices import accelerators as accelerator_names
-from bigmodel.devices import memory_allocated, virtual
-
-from .accelerators import is_about_virtual, skip_what_is_missing
-from .examples import register_profiles
-
-STAND_INS = 1
-"""Virtual accelerators that stand in for CUDA's: most machines with a GPU have one."""
-VIRTUAL_ROOM = Path(__file__).parent / "devices" / "virtual"
-
-torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # in programs that tests start, too: more would wait for each other
-register_profiles()
+gc.disable()  # until tests are collected: importing and collecting make millions of objects, and hardly any garbage
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also in programs that tests start: more would wait for each other
 # Virtual accelerators punish what CUDA would, in programs that tests start, too.
 os.environ.setdefault("BIGMODEL_VIRTUAL_STRICT", "late")
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Plans go by what was measured of the machine, if it was: here they are those of one that nobody has measured.
+    _cache = tempfile.TemporaryDirectory(prefix="bigmodel-cache-")
+    os.environ["XDG_CACHE_HOME"] = _cache.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,120 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the device type of virtual accelerators, which modules of tests name before any test runs."""
-    kind = config.getoption("--device")
-    if kind != "cuda":
-        virtual.enable(count=STAND_INS)
-    if kind == "virtual":
-        virtual.disable()
-    elif kind == "cuda" and not (torch.cuda.is_available() or config.getoption("collectonly")):
-        raise pytest.UsageError("--device cuda: PyTorch finds no CUDA device; add --collect-only to list the tests")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the room of virtual accelerators out, in a process that tests CUDA's."""
-    return True if collection_path == VIRTUAL_ROOM and config.getoption("--device") != "virtual" else None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect single tests that are about virtual accelerators alone, in a process that tests CUDA's."""
-    if config.getoption("--device") == "virtual":
-        return
-    left_out = [item for item in items if is_about_virtual(item)]
-    config.hook.pytest_deselected(items=left_out)
-    gone = set(map(id, left_out))
-    items[:] = [item for item in items if id(item) not in gone]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "every_accelerator" in metafunc.fixturenames:
-        metafunc.parametrize("every_accelerator", [metafunc.config.getoption("--device")], indirect=True)
-
-
-TESTS_PER_COLLECTION = 500
-"""Garbage of this many tests may pile up before a collection looks at all objects, which takes most of a second."""
-_tests = itertools.count(1)
-
-
-def _collect_everything() -> None:
-    """Collect garbage of earlier tests too."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_collection_finish() -> None:
-    """Exempt modules and collected tests from later collections."""
-    _collect_everything()
-
-
-def pytest_runtest_setup() -> None:
-    """Let collections that a test asks for look only at objects made in it: many ask for dozens."""
-    if next(_tests) % TESTS_PER_COLLECTION == 0:
-        _collect_everything()
-    gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _shared_tls_context() -> Iterator[None]:
-    """HTTP clients make a TLS context each, which takes 50 ms, and tests speak plain HTTP: let all have the same."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _no_races() -> Iterator[None]:
-    """Fail a test that leaves work of two streams unordered, also where the error was caught."""
-    virtual.races()
-    yield
-    assert not virtual.races()
-
-
-@pytest.fixture(autouse=True)
-def _kind_of_accelerators_stays(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Fail a test that makes virtual accelerators where CUDA's are tested, or takes those away that stand in."""
-    yield
-    kind = pytestconfig.getoption("--device")
-    wanted = {"cuda": 0, "stand-in": STAND_INS}.get(kind)
-    if wanted is not None and virtual.count() != wanted:
-        found = virtual.count()
-        virtual.enable(count=wanted)
-        pytest.fail(f"{found} virtual accelerators are left, of {wanted}: mark the test with virtual_only")
-
-
-def _in_use() -> bool:
-    return any(memory_allocated(index) for index in range(len(accelerator_names())))
-
-
-def _empty_accelerators() -> None:
-    """Collect reference cycles of earlier tests that hold memory of accelerators: a look at all objects."""
-    if _in_use():
-        _collect_everything()
-
-
-def _collect_cycles_of_test() -> None:
-    """Collect reference cycles of this test that hold memory of accelerators."""
-    if _in_use():
-        gc.collect()
-
-
-@pytest.fixture
-def accelerators() -> Iterator[None]:
-    """Two virtual accelerators without limits, empty at the start."""
-    virtual.enable(count=2)
-    _empty_accelerators()
-    yield
-    _collect_cycles_of_test()
-    virtual.disable()
-
-
-@pytest.fixture
-def every_accelerator(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The accelerators that are tested, empty at the start: two virtual ones without limits, or CUDA's."""
-    skip_what_is_missing(request.param, request.node)
-    if request.param == "virtual":
-        request.getfixturevalue("accelerators")
-    _empty_accelerators()
-    yield request.param
-    _collect_cycles_of_test()
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or config.getoption("dist", "no") == "no" or config.getoption("collectonly"):
+        config.pluginmanager.import_plugin("tests.shared")
+    else:
+        gc.enable()

@@ -11,7 +11,7 @@ return a new tensor move bytes. Operations that return none, or a view, cost onl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,10 @@ aten = torch.ops.aten
 PRODUCT, CONVOLUTION, ATTENTION, MOVE, CALL = "product", "convolution", "attention", "move", "call"
 POINTWISE, ROUTE = "pointwise", "route"
 
-_NUMBERS = frozenset({int, float, bool, type(None)})
+_LEAVES = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
+)
+"""Types of arguments that hold no tensors: most arguments are of them."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +54,30 @@ class Work:
     nbytes: int = 0
 
 
+_CALL_ONLY = Work(CALL)
+
+
 def tensors_in(*values: Any) -> list[torch.Tensor]:
     """Return the tensors among the arguments or the results of an operation, which are nested in sequences at most.
 
     PyTorch's own walk over nested structures would take a tenth of a dry run.
     """
     found: list[torch.Tensor] = []
+    _add_tensors(found, values)
+    return found
+
+
+def _add_tensors(found: list[torch.Tensor], values: Iterable[Any]) -> None:
     for value in values:
-        if type(value) in _NUMBERS:
+        kind = type(value)
+        if kind in _LEAVES:
             continue
         if isinstance(value, torch.Tensor):
             found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors_in(*value)
-        elif isinstance(value, Mapping):
-            found += tensors_in(*value.values())
-    return found
+        elif kind is tuple or kind is list or isinstance(value, (list, tuple)):
+            _add_tensors(found, value)
+        elif kind is dict or isinstance(value, Mapping):
+            _add_tensors(found, value.values())
 
 
 def work_of(
@@ -90,7 +101,7 @@ def work_of(
         return known(*args, **kwargs)
     made = tensors_in(output)
     if func.is_view or not made or func in _VIEWS:
-        return Work(CALL)
+        return _CALL_ONLY
     if func in _LOOKUPS:
         return Work(MOVE, _dtype(made[0]), nbytes=2 * sum(map(_nbytes, made)))
     return Work(MOVE, _dtype(made[0]), nbytes=sum(map(_nbytes, [*tensors_in(args, kwargs), *made])))
