@@ -55,7 +55,11 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.usefixtures("every_accelerator")
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("family", [LLAMA, QWEN3, MIXTRAL, GPT_OSS, GEMMA3], ids=lambda family: family.make.__name__)
+@pytest.mark.parametrize(
+    "family",
+    [LLAMA, QWEN3, GEMMA3, *(pytest.param(mixture, marks=pytest.mark.slow) for mixture in (MIXTRAL, GPT_OSS))],
+    ids=lambda family: family.make.__name__,
+)
 def test_every_placement_gives_the_same_bits(family: Family, placement: str, tmp_path: Path) -> None:
     whole = gguf_file(tmp_path / "m.gguf", family, "MXFP4" if family is GPT_OSS else "Q8_0")
     model = from_pretrained(tmp_path, device_map=PLACEMENTS[placement], context_length=16, batch_size=2)

@@ -53,6 +53,7 @@ def test_every_placement_gives_the_same_bits(twin: Twin, placement: str, tmp_pat
     _same_bits(twin, llama, placement, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
 @pytest.mark.parametrize(
     ("twin", "make", "placement"),

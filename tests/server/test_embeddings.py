@@ -129,6 +129,7 @@ def test_more_dimensions_than_there_are_are_refused_before_anything_is_computed(
         assert app.state.server.engine.core.steps == steps
 
 
+@pytest.mark.slow
 def test_while_texts_are_computed_they_are_in_memory_once() -> None:
     """The body that they were parsed of is not kept beside them, nor the tokens of all."""
     model = encoder()

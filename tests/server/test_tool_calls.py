@@ -168,6 +168,7 @@ def test_a_conversation_with_calls_and_their_results_goes_on(hermes: openai.Open
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["required", NAMED])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_can_be_required(url: str, choice: Any, stream: bool) -> None:

@@ -242,6 +242,7 @@ def test_threads_that_share_the_first_forward_wait_for_it() -> None:
     assert not plan_of(model).guarded
 
 
+@pytest.mark.slow
 def test_a_call_while_the_model_is_placed_anew_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, odd = Growing().eval(), inputs()
     expected = resident_run(model, odd)

@@ -200,6 +200,7 @@ def under_budget(blocks: list[MappedBlock], budget: int, monkeypatch: pytest.Mon
     return ReadAhead(blocks, budget)
 
 
+@pytest.mark.slow
 def test_the_budget_holds_and_most_blocks_that_fit_stay(
     tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -315,6 +315,7 @@ def test_an_interrupt_at_any_moment_of_a_forward_leaves_everything_as_it_was() -
     check_still_trains(model)
 
 
+@pytest.mark.slow
 @exact
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_any_moment_of_the_second_computation_does_so_too() -> None:

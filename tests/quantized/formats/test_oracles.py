@@ -65,6 +65,7 @@ def test_a_weight_is_what_compressed_tensors_decompresses(twin: Twin) -> None:
     assert torch.equal(found, oracle)
 
 
+@pytest.mark.slow
 @needs("bitsandbytes")
 @pytest.mark.parametrize("twin", [bnb4(), bnb4("fp4"), bnb4(nested=True)], ids=lambda twin: twin.name)
 def test_a_weight_is_what_bitsandbytes_dequantises(twin: Twin) -> None:

@@ -83,6 +83,7 @@ def test_a_new_engine_continues_what_another_has_computed(
     assert (files.restored, files.written, files.refused) == (5 * B, 0, 0)
 
 
+@pytest.mark.slow
 def test_only_what_begins_alike_is_read(checkpoint: Path, tmp_path: Path) -> None:
     loaded = placed(checkpoint)
     answer(first := started(loaded, tmp_path))

@@ -123,6 +123,7 @@ def test_memory_is_returned_while_large_requests_are_answered_and_once_afterward
     assert returned == [False, False, True]
 
 
+@pytest.mark.slow
 def test_no_new_requests_while_draining() -> None:
     with process(0.05, 60) as (child, url):
         wait_ready(url)
