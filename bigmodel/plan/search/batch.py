@@ -16,6 +16,9 @@ from ..result.plan import Plan
 MOST_SEQUENCES = 1024
 """Largest batch that is tried."""
 
+GAIN = 0.005
+"""Share of throughput for which a batch is not doubled: each of its sequences would take twice as long."""
+
 REFINEMENTS = 3
 """How often the sizes between the best one and its neighbours are halved."""
 
@@ -23,9 +26,10 @@ WITHOUT_PREDICTION = "no time is predicted, so batch_size is 1; give the one to 
 
 
 def best_batch(plan_at: Callable[[int], Plan], most: int = MOST_SEQUENCES) -> Plan:
-    """Return the plan of most tokens per second.
+    """Return the plan of most tokens per second; of those that differ by less than `GAIN`, the smallest.
 
-    Sizes are doubled until one does not fit or two in a row are slower; then those between are tried.
+    Sizes are doubled until one does not fit or two in a row gain nothing; then those around the best one are tried,
+    unless throughput is flat there.
 
     Args:
         plan_at: returns the plan of a batch size; raises BudgetError if it does not fit.
@@ -40,8 +44,10 @@ def best_batch(plan_at: Callable[[int], Plan], most: int = MOST_SEQUENCES) -> Pl
     tried = _Tried(plan_at, first)
     size, declines = 2, 0
     while size <= most and declines < 2 and tried.rate(size):
-        declines = declines + 1 if tried.rate(size) < tried.rate(size // 2) else 0
+        declines = 0 if tried.rate(size) * (1 - GAIN) >= tried.rate(size // 2) else declines + 1
         size *= 2
+    if all(tried.known(larger * tried.best) * (1 + GAIN) >= tried.rate(tried.best) for larger in (2, 4)):
+        return tried.plans[tried.best]
     step = max(tried.best // 2, 1)
     for _ in range(REFINEMENTS):
         center = tried.best
@@ -57,7 +63,7 @@ class _Tried:
 
     Attributes:
         plans: by batch size; sizes that do not fit have none.
-        best: the size of most tokens per second.
+        best: the smallest size of most tokens per second, but for `GAIN`.
     """
 
     def __init__(self, plan_at: Callable[[int], Plan], first: Plan) -> None:
@@ -67,7 +73,12 @@ class _Tried:
 
     @property
     def best(self) -> int:
-        return max(self._rates, key=self._rates.__getitem__)
+        enough = (1 - GAIN) * max(self._rates.values())
+        return min(size for size, rate in self._rates.items() if rate >= enough)
+
+    def known(self, size: int) -> float:
+        """Return the tokens per second of a size that was planned; 0 for another."""
+        return self._rates.get(size, 0.0)
 
     def rate(self, size: int) -> float:
         """Return the tokens per second of a size; 0 if it does not fit."""

@@ -59,6 +59,20 @@ def test_the_largest_batch_that_fits_is_found_where_throughput_only_rises(most: 
     assert len(tried) == len(set(tried)), "each size is planned once"
 
 
+@pytest.mark.parametrize("flat_from", [4, 40, 64])
+def test_a_batch_is_not_doubled_for_next_to_nothing(flat_from: int) -> None:
+    tried: list[int] = []
+
+    def plan_at(size: int) -> Plan:
+        tried.append(size)
+        return with_rate(size, float(min(size, flat_from)) + 1e-5 * size)
+
+    found = best_batch(plan_at)
+    assert rate(found) >= 0.99 * flat_from
+    assert found.batch_size <= 2 * flat_from
+    assert max(tried) <= 8 * flat_from
+
+
 def test_no_batch_larger_than_the_limit_is_tried() -> None:
     assert best_batch(lambda size: with_rate(size, float(size)), most=8).batch_size == 8
 
