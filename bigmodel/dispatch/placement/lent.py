@@ -168,13 +168,13 @@ def names_read(function: Callable[..., Any], kind: type | None) -> set[str]:
         each = _plain_function(stack.pop())
         if not isinstance(each, types.FunctionType) or each.__code__ in seen:
             continue
-        if each is not function and each.__module__ != file and _package(each.__module__) in _LIBRARIES:
+        if seen and each.__module__ != file and _package(each.__module__) in _LIBRARIES:
             continue
         seen.add(each.__code__)
         names = names_in(each.__code__)
         found |= names
         for name in names:
-            stack.append(inspect.getattr_static(kind, name, None) if kind is not None else None)
+            stack += [vars(base)[name] for base in getattr(kind, "__mro__", ()) if name in vars(base)]
             stack.append(each.__globals__.get(name))
         stack += [cell.cell_contents for cell in each.__closure__ or () if _is_filled(cell)]
     return found

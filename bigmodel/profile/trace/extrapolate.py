@@ -257,16 +257,19 @@ def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) ->
     if not names and (kind is Free or kind is Call or kind is Return):
         return event
     if isinstance(event, Allocate):
-        if not names and event.brought_to is None:
+        if not names and event.brought_to is None and not event.weights:
             return event
         source = names.get(event.source, event.source)
         to = None if event.brought_to is None else units.get(event.brought_to, event.brought_to)
-        return Allocate(names.get(event.storage, event.storage), event.nbytes, source, _named(event.others, names), to)
+        made_of = tuple(units.get(unit, unit) for unit in event.weights)
+        storage = names.get(event.storage, event.storage)
+        return Allocate(storage, event.nbytes, source, _named(event.others, names), to, made_of)
     if isinstance(event, Free):
         return Free(names.get(event.storage, event.storage))
     if isinstance(event, OutsideUse):
         weights = tuple((units.get(unit, unit), nbytes) for unit, nbytes in event.weights)
-        return OutsideUse(weights, names.get(event.source, event.source))
+        alone = tuple(units.get(unit, unit) for unit in event.alone)
+        return OutsideUse(weights, names.get(event.source, event.source), alone)
     if isinstance(event, Enter):
         return Enter(units.get(event.unit, event.unit), _named(event.inputs, names))
     if isinstance(event, Leave):

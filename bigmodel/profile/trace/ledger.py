@@ -205,7 +205,7 @@ class Ledger(Generic[D]):
 
     def _bring(self, event: Allocate, unit: int) -> None:
         """Copy the source of `event` to the device of a unit's weights; where it lies there, it is shared."""
-        device = self._offloaded.get(unit, self._execution_devices.get(unit, self._main))
+        device = self._held_on(unit)
         if self._alive.get(event.source, (device, 0))[0] != device:
             self._take(event.storage, device, self._taken(device, event.nbytes))
             if unit in self._offloaded:
@@ -220,12 +220,12 @@ class Ledger(Generic[D]):
         if event.brought_to is not None:
             self._bring(event, event.brought_to)
             return
-        device = self._device_of(event.source)
+        device = self._device_of_weights(event.weights) if event.weights else self._device_of(event.source)
         elsewhere = [nbytes for storage, nbytes in event.others if self._alive.get(storage, (device, 0))[0] != device]
         self._copy(device, elsewhere)
         self._take(event.storage, device, self._taken(device, event.nbytes))
         self._drop(device, elsewhere)
-        if device != self._main and (self._is_beside(event) or self._is_guessed(event)):
+        if device != self._main and not event.weights and (self._is_beside(event) or self._is_guessed(event)):
             self._guessed[event.storage] = self._taken(self._main, event.nbytes)
             self._add(self._main, self._guessed[event.storage])
 
@@ -252,12 +252,20 @@ class Ledger(Generic[D]):
             return self._running[-1][1]
         return self._alive.get(source, (self._last, 0))[0]
 
+    def _device_of_weights(self, units: tuple[int, ...]) -> D:
+        """Return the device of an operation between units that reads weights of `units` alone."""
+        return self._held_on(next((unit for unit in units if unit not in self._offloaded), units[0]))
+
     def _use_outside(self, event: OutsideUse) -> None:
-        device = self._running[-1][1] if self._running else self._device_of(event.source)
-        held = ((self._offloaded.get(unit, device), nbytes) for unit, nbytes in event.weights)
+        device = self._device_of_weights(event.alone) if event.alone else self._device_of(event.source)
+        held = ((self._held_on(unit), nbytes) for unit, nbytes in event.weights)
         copied = [nbytes for other, nbytes in held if other != device]
         self._copy(device, copied)
         self._drop(device, copied)
+
+    def _held_on(self, unit: int) -> D:
+        """Return the device whose memory holds the weights of a unit."""
+        return self._offloaded.get(unit, self._execution_devices.get(unit, self._main))
 
     def _enter(self, event: Enter) -> None:
         device = self._execution_devices.get(event.unit, self._main)

@@ -81,6 +81,7 @@ class Recorder(TorchDispatchMode):
         self._makers: dict[int, int] = {}  # by storage: the unit that made it, or what it was made from alone
         self._places: dict[int, int] = {}  # by storage: the unit on whose device it lies; `OUTSIDE`: the main device
         self._last_place = OUTSIDE
+        self._of_weights: dict[int, tuple[int, ...]] = {}  # by storage that was made of weights alone: their units
         self._guessed: set[int] = set()  # storages between units that were made from none: their places are guessed
         self._owners: dict[int, int] = {}  # by storage of a weight: its unit, of several the first
         self._sharing: dict[int, set[int]] = {}  # by storage of a weight: all units that have it
@@ -99,12 +100,15 @@ class Recorder(TorchDispatchMode):
         output = self.values.run(run_fake, func, args, kwargs or {})
         operands, results = tensors_in(args, kwargs), tensors_in(output)
         between = not self._units and not self._at_inputs
-        read = self._numbered(operands) if between else ()
+        read = self._read_between(operands) if between else ()
+        alone = self._weights_alone(operands) if self._owners and not self._at_inputs else ()
+        if self._units and self._of_weights and not alone:
+            read = self._read_borrowed(operands)
         place = OUTSIDE if self._at_inputs else self._units[-1] if self._units else self._combine(operands)
         guessed = between and self._is_guessed(operands)
         maker = self._maker(operands)
         for tensor in results:
-            self.watch(tensor, read, place)
+            self.watch(tensor, read, place, alone)
             number = self.number_of(tensor)
             if guessed and number != OUTSIDE:
                 self._guessed.add(number)
@@ -118,9 +122,9 @@ class Recorder(TorchDispatchMode):
             self.events.append(Scratch(scratch))
         if self._owners and not func.is_view:
             if between:
-                self._record_outside_use(operands, read)
+                self._record_outside_use(operands, read, alone)
             elif self._units:
-                self._record_borrowed(operands)
+                self._record_borrowed(operands, alone)
         return output
 
     def _maker(self, operands: Iterable[torch.Tensor]) -> int | None:
@@ -133,7 +137,7 @@ class Recorder(TorchDispatchMode):
             return self._units[-1]
         return next(iter(makers)) if len(makers) == 1 and len(numbers) == 1 else None
 
-    def _record_borrowed(self, operands: Iterable[torch.Tensor]) -> None:
+    def _record_borrowed(self, operands: Iterable[torch.Tensor], alone: tuple[int, ...]) -> None:
         """Record the weights of other units among the operands of an operation within a unit."""
         weights = []
         for tensor in operands:
@@ -141,16 +145,42 @@ class Recorder(TorchDispatchMode):
             if key in self._owners and self._units[-1] not in self._sharing[key]:
                 weights.append((self._owners[key], tensor.nbytes))
         if weights:
-            self.events.append(OutsideUse(tuple(weights)))
+            self.events.append(OutsideUse(tuple(weights), alone=alone))
 
-    def _record_outside_use(self, operands: Iterable[torch.Tensor], read: tuple[tuple[int, int], ...]) -> None:
+    def _read_between(self, operands: Iterable[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+        """Return (storage, bytes) of the inputs of an operation between units; what was made of weights alone, which is
+        brought to the others, comes last."""
+        return tuple(sorted(self._numbered(operands), key=lambda each: each[0] in self._of_weights))
+
+    def _read_borrowed(self, operands: Iterable[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+        """Return (storage, bytes) of what an operation within a unit reads that was made of other units' weights alone,
+        after a first member that stands for its other inputs."""
+        brought = tuple(each for each in self._numbered(operands) if each[0] in self._of_weights)
+        return ((OUTSIDE, 0), *brought) if brought else ()
+
+    def _weights_alone(self, operands: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """Return the units whose weights an operation outside them reads, if it reads nothing else but what was made of
+        such."""
+        units: list[int] = []
+        for tensor in operands:
+            key = tensor.untyped_storage()._cdata
+            owner = self._owners.get(key)
+            of = self._of_weights.get(self.number_of(tensor), ()) if owner is None else (owner,)
+            if not of or (owner is not None and self._units and self._units[-1] in self._sharing[key]):
+                return ()
+            units += of
+        return tuple(dict.fromkeys(units))
+
+    def _record_outside_use(
+        self, operands: Iterable[torch.Tensor], read: tuple[tuple[int, int], ...], alone: tuple[int, ...]
+    ) -> None:
         """Record the weights of units among the operands of an operation between units, unless it reads one unit's
         weights only: that runs where they lie."""
         owners = {tensor: self._owners.get(tensor.untyped_storage()._cdata, OUTSIDE) for tensor in operands}
         self.lent |= {*owners.values()} - {OUTSIDE}
         if len(set(owners.values())) > 1:
             weights = tuple((unit, tensor.nbytes) for tensor, unit in owners.items() if unit != OUTSIDE)
-            self.events.append(OutsideUse(weights, read[0][0] if read else OUTSIDE))
+            self.events.append(OutsideUse(weights, read[0][0] if read else OUTSIDE, alone))
 
     def _combine(self, operands: Iterable[torch.Tensor]) -> int:
         """Note which units' outputs an operation between units combines, and return the place of its results.
@@ -177,13 +207,20 @@ class Recorder(TorchDispatchMode):
         numbers = {self.number_of(tensor) for tensor in operands}
         return numbers <= self._guessed
 
-    def watch(self, tensor: torch.Tensor, read: tuple[tuple[int, int], ...] = (), place: int = OUTSIDE) -> None:
+    def watch(
+        self,
+        tensor: torch.Tensor,
+        read: tuple[tuple[int, int], ...] = (),
+        place: int = OUTSIDE,
+        alone: tuple[int, ...] = (),
+    ) -> None:
         """Record the storage of `tensor` unless it is known.
 
         Args:
             tensor: a result of an operation.
             read: (storage, bytes) of the operation's inputs, if they decide the device it lies on.
             place: the unit on whose device it lies; `OUTSIDE`: the main device.
+            alone: the units whose weights the operation reads, if it reads nothing else.
         """
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -196,7 +233,11 @@ class Recorder(TorchDispatchMode):
         if tensor.device.type == HOST:
             self.on_host.add(number)
         self._allocated_at[number] = len(self.events)
-        self.events.append(Allocate(number, nbytes, read[0][0] if read else OUTSIDE, read[1:]))
+        if alone:
+            self._of_weights[number] = alone
+            self.events.append(Allocate(number, nbytes, OUTSIDE, read, weights=alone))
+        else:
+            self.events.append(Allocate(number, nbytes, read[0][0] if read else OUTSIDE, read[1:]))
         self._references[number] = weakref.ref(storage, self._death_of(key, number))
 
     def unit_of(self, weight: torch.Tensor) -> int | None:

@@ -29,6 +29,9 @@ class Allocate:
     A model that brings a tensor to the device of a weight, as in `x.to(self.conv.weight.device)`, allocates only where
     the two lie on different devices. Such an event names the unit of the weight, `brought_to`; elsewhere the storage is
     that of `source`.
+
+    What is computed from weights alone lies where these do: on the device of the first of the units `weights` that is
+    on an accelerator, else in host memory.
     """
 
     storage: int
@@ -36,6 +39,7 @@ class Allocate:
     source: int = OUTSIDE
     others: tuple[tuple[int, int], ...] = ()
     brought_to: int | None = None
+    weights: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,18 @@ class Scratch:
 
 @dataclass(frozen=True)
 class OutsideUse:
-    """An operation reads weights of units that it is not within: if these are offloaded, they are copied to it while it
+    """An operation reads weights of units that it is not within: if these lie elsewhere, they are copied to it while it
     runs.
 
     Attributes:
         weights: (unit, bytes of the tensor) of each.
         source: as `Allocate.source`, which decides the device of the operation.
+        alone: as `Allocate.weights`, if the operation reads nothing else.
     """
 
     weights: tuple[tuple[int, int], ...]
     source: int = OUTSIDE
+    alone: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -297,7 +303,7 @@ def condense(events: Iterable[Event]) -> Iterator[Event]:
     for event in events:
         if isinstance(event, Operation):
             continue
-        if depth and not routed and isinstance(event, (Allocate, Free, Scratch)):
+        if depth and not routed and isinstance(event, (Allocate, Free, Scratch)) and not _is_elsewhere(event):
             pending.append(event)
             continue
         yield from _together(pending)
@@ -306,6 +312,11 @@ def condense(events: Iterable[Event]) -> Iterator[Event]:
         depth += isinstance(event, Enter) - isinstance(event, Leave)
         routed = isinstance(event, Route) or (routed and not isinstance(event, Routed))
     yield from _together(pending)
+
+
+def _is_elsewhere(event: Event) -> bool:
+    """Return whether a storage that is allocated in a unit may lie on another device, or read others that do."""
+    return isinstance(event, Allocate) and bool(event.weights or event.others)
 
 
 def _together(events: Sequence[Event]) -> Iterator[Event]:

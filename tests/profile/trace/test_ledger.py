@@ -17,6 +17,7 @@ from bigmodel.profile.trace.trace import (
     Routed,
     Scratch,
     Trace,
+    condense,
 )
 
 CHAIN = Trace(
@@ -62,7 +63,25 @@ def test_offloaded_weights_that_are_read_between_units_are_copied_for_the_operat
     assert replay(trace, {}, 0).peak == {0: 110}
     assert replay(trace, {}, 0, offloaded={0: "cpu"}).peak == {0: 160}
     assert replay(trace, {}, 0, offloaded={0: "cpu", 1: "cpu"}).peak == {0: 167}
-    assert replay(trace, {0: "cpu"}, 0, offloaded={0: "cpu"}).peak == {"cpu": 110}
+    assert replay(trace, {0: "cpu", 1: "cpu"}, 0, offloaded={0: "cpu"}).peak == {"cpu": 110}
+
+
+def test_weights_on_another_accelerator_that_are_read_between_units_are_copied_for_the_operation() -> None:
+    trace = Trace((Enter(0), Allocate(0, 100), Leave(0), Allocate(1, 10, 0), OutsideUse(((0, 50), (1, 7)), 0), Free(0)))
+    assert replay(trace, {1: 1}, 0).peak == {0: 117}
+    assert replay(trace, {0: 1}, 0).peak == {1: 117}
+
+
+def test_what_is_made_of_weights_alone_lies_where_they_do_and_is_copied_to_what_it_is_read_with() -> None:
+    made = (OutsideUse(((0, 50), (1, 7)), alone=(0, 1)), Allocate(1, 20, weights=(0, 1)))
+    trace = Trace((Allocate(0, 100), *made, Allocate(2, 100, 0, ((1, 20),)), Free(1), Free(0), Free(2)))
+    assert replay(trace, {}, 0).peak == {0: 220}
+    assert replay(trace, {0: 1, 1: 1}, 0).peak == {0: 220, 1: 20}
+    assert replay(trace, {0: 1}, 0).peak == {0: 220, 1: 20}
+    assert replay(trace, {1: 1}, 0, offloaded={0: "cpu"}).peak == {0: 220, 1: 50}
+    within = Trace((Enter(1), Allocate(0, 100), *made, Allocate(2, 1, others=((1, 20),)), Free(1), Leave(1)))
+    for events in (within, Trace(tuple(condense(within.events)))):
+        assert replay(events, {0: 1}, 0).peak == {0: 121, 1: 20}
 
 
 def test_a_tensor_brought_to_a_weight_is_copied_only_where_that_lies_elsewhere() -> None:
