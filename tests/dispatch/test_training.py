@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -162,6 +163,23 @@ def test_a_plan_of_training_is_kept_to() -> None:
     assert not prepare_training(model, model.parameters())
     assert {parameter.device.type for parameter in model.parameters()} == {"virtual"}
     del taken
+
+
+@pytest.mark.parametrize("places", [{"": 0, "head": 1}, {"": 0, "embed": 1}, {"": 0, "embed": "cpu", "head": 1}])
+def test_tied_weights_on_two_devices_are_not_trained_apart_without_being_prepared(places: dict[str, Any]) -> None:
+    model = dispatch_model(stack().train(), places)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = {name: value.cpu().clone() for name, value in model.state_dict().items()}
+    model(ids()).square().mean().backward()
+    with pytest.raises(DispatchError, match=r"embed.weight and head.weight were one tied weight.*trained apart"):
+        optimizer.step()
+    assert all(torch.equal(value.cpu(), before[name]) for name, value in model.named_parameters())
+    for part in (model.embed, model.head):
+        part.requires_grad_(False)
+        part.zero_grad()
+    optimizer.step()
+    undispatch(model)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
 def test_tied_weights_on_two_devices_are_not_trained_apart() -> None:

@@ -17,6 +17,7 @@ from ..placement.options import Options
 from ..placement.tensors import DeviceMapLookup, PlacedTensor
 from .dispatched import Dispatched
 from .outside_calls import attach_methods, attach_parts
+from .untied import UntiedWeights
 
 
 class Aligner:
@@ -68,6 +69,7 @@ class Aligner:
             forward.skip_keys = {skip} if isinstance(skip, str) else set(skip or ())
         attach_methods(result, self.modules, self.units)
         if several:
+            result.untied = UntiedWeights(result.ties, self.placed)
             result.lent = lent_tensors(self.modules, self.units)
             attach_parts(result, self.units, self.modules, self.placed)
 

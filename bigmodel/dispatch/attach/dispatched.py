@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from ...devices import HOST, is_accelerator
 from ...devices.caching import hold_to, memory_peaks
@@ -33,6 +34,7 @@ from .attached_forward import AttachedForward, Parts, innermost_running
 from .decoding import METHOD, DecodeAsResident
 from .mark import ATTRIBUTE as ATTRIBUTE
 from .refusals import NotCopied, RefuseConversion
+from .untied import UntiedWeights
 
 DISPATCH_ATTRIBUTES = (ATTRIBUTE, METHOD, "hf_device_map", "dispatch_stats", "__deepcopy__")
 """What a dispatched model has in its own attributes."""
@@ -69,6 +71,8 @@ class Dispatched(NotCopied):
         """What refers to weights beside their modules."""
         self.lent: list[torch.Tensor] = []
         """Tensors that code outside their unit may compute with, on another device."""
+        self.untied: UntiedWeights | None = None
+        """Weights that were tied and lie on two devices; None: the model runs on one."""
         self.aligned: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Tensors on disk that have a copy in memory, and their views of the file."""
         self.packed: dict[str, tuple[QuantizedLinear, PackedWeight]] = {}
@@ -86,8 +90,13 @@ class Dispatched(NotCopied):
         return self.resolved.plan
 
     def follow_optimizers(self) -> None:
-        """Have blocks fetched again that an optimizer has written to."""
-        handle = register_optimizer_step_post_hook(note_optimizer_step)
+        """Have blocks fetched again that an optimizer has written to, and untied weights not be trained apart."""
+        if self.streamers or self.expert_caches:
+            self._until_undispatched(register_optimizer_step_post_hook(note_optimizer_step))
+        if self.untied:
+            self._until_undispatched(self.untied.watch())
+
+    def _until_undispatched(self, handle: RemovableHandle) -> None:
         # Also removed when the model is deleted without being undispatched.
         release = weakref.finalize(self, handle.remove)
         release.atexit = False
@@ -115,8 +124,7 @@ class Dispatched(NotCopied):
         self._mark_offloaded(model)
         mark_lent(self.lent)
         self._find_additions(model)
-        if self.streamers or self.expert_caches:
-            self.follow_optimizers()
+        self.follow_optimizers()
         model.__dict__[ATTRIBUTE] = self
         model.__dict__["hf_device_map"] = self.resolved.keys
         model.__dict__["dispatch_stats"] = self.stats
