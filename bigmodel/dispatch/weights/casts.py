@@ -1,15 +1,16 @@
-"""Finds the modules that a model's code casts in its forwards: ``self.float()``, ``self.linear.half()``.
+"""Finds the modules that code casts in its forwards: ``self.float()``, ``self.linear.to(torch.float16)``.
 
 A streamed weight that a forward casts cannot be trained: what is cast is a copy on the device, and the weight on the
 host keeps its dtype. Nor can a module cast a streamed one that is not on the device yet. Code tells both beforehand.
-What is found are methods called on attributes of ``self``; anything else is refused when it happens.
+What is found are methods called on attributes of ``self``, with a dtype that is named; anything else is refused when it
+happens.
 """
 
 from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ from .data_use import codes_of_functions
 
 _DTYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64}
 """The methods of modules that cast, with what they cast to."""
+
+_BESIDE = frozenset(("PUSH_NULL", "PRECALL", "CACHE", "RESUME"))
+"""Instructions that stand between those that name something."""
 
 
 class CastPart(NamedTuple):
@@ -72,10 +76,11 @@ def _codes_of_forward(kind: type) -> list[CodeType]:
 
 def _casts(code: CodeType) -> Iterator[tuple[tuple[str, ...], torch.dtype]]:
     """Yield the attributes of ``self`` of which code names a method that casts, with the dtype."""
-    if _DTYPES.keys().isdisjoint(code.co_names):
+    if {*_DTYPES, "to"}.isdisjoint(code.co_names):
         return
     path: tuple[str, ...] | None = None
-    for step in dis.get_instructions(code):
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _BESIDE]
+    for index, step in enumerate(steps):
         if (
             step.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
             and code.co_argcount
@@ -85,9 +90,20 @@ def _casts(code: CodeType) -> Iterator[tuple[tuple[str, ...], torch.dtype]]:
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and path is not None:
             if step.argval in _DTYPES:
                 yield path, _DTYPES[step.argval]
+            named = _dtype_named(steps[index + 1 : index + 3]) if step.argval == "to" else None
+            if named is not None:
+                yield path, named
             path = (*path, step.argval)
         else:
             path = None
+
+
+def _dtype_named(steps: Sequence[dis.Instruction]) -> torch.dtype | None:
+    """Return the dtype that code names as ``torch.float16``; None if it does not."""
+    if len(steps) < 2 or steps[0].argval != "torch" or steps[1].opname != "LOAD_ATTR":
+        return None
+    named = getattr(torch, str(steps[1].argval), None)
+    return named if isinstance(named, torch.dtype) else None
 
 
 def _part(module: nn.Module, path: tuple[str, ...]) -> nn.Module | None:
