@@ -309,6 +309,17 @@ def test_without_accelerators_the_cpu_runs_everything_and_parts_beyond_ram_are_o
 
 
 @pytest.mark.slow
+def test_nothing_stays_on_disk_that_fits_ram_where_computing_takes_longer_than_reading() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 6, "num_attention_heads": 4}
+    model = on_meta(t.LlamaForCausalLM, t.LlamaConfig(**sizes, vocab_size=3000, tie_word_embeddings=False))
+    fast = replace(machine(host=4e-9), disk_cold=1e15, disk_warm=1e15)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    found = plan(model, {0: "100KB", "cpu": int(0.8 * weights), "disk": "1GB"}, machine=fast, context_length=64)
+    on_disk = [part.bytes for part in found.parts if part.device == "disk"]
+    assert on_disk
+    assert found.devices["cpu"].budget - found.devices["cpu"].total < min(filter(None, on_disk))
+
+
 def test_streamed_blocks_have_two_slots_on_the_main_device() -> None:
     model = tiny_llama(num_hidden_layers=12, hidden_size=128, intermediate_size=512)
     made = make_plan(model, {0: "4MB", "cpu": "100MB"}, context_length=16)

@@ -27,7 +27,8 @@ from .environment import from_environment, late_from_environment, strict_from_en
 from .link import VirtualLink
 from .pinned import pinned_memory
 from .races import detector
-from .streams import TYPE, Event, HostWaits, Stream, current_stream, default_stream, host_waits, set_schedule, stream
+from .schedule import HostWaits
+from .streams import TYPE, Event, Stream, current_stream, default_stream, host_waits, set_schedule, stream
 from .tensor import VirtualTensor, board, user_attributes
 
 __all__ = [

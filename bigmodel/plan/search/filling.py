@@ -117,6 +117,22 @@ class Filling:
                 self.usage.add(device, ACTIVATIONS, sign * self.capacity.activations)
 
 
+def into_ram(items: Sequence[Item], capacity: Capacity, placement: GroupPlacement) -> GroupPlacement | None:
+    """Return a placement with groups in RAM that were on disk: as many as fit, in the order they run; None: none do."""
+    filling = Filling(items, capacity)
+    for index, option in enumerate(zip(placement.storage, placement.execution, strict=True)):
+        filling.add(index, option)
+    moved = False
+    for index, (storage, execution) in enumerate(zip(placement.storage, placement.execution, strict=True)):
+        if storage == DISK:
+            filling.remove(index)
+            fits = filling.try_add(index, (HOST, execution))
+            moved = moved or fits
+            if not fits:
+                filling.add(index, (DISK, execution))
+    return filling.placement() if moved else None
+
+
 def fill_around(
     items: Sequence[Item], capacity: Capacity, away: Mapping[int, Key], order: Iterable[int]
 ) -> tuple[Filling, list[int]]:

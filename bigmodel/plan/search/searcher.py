@@ -22,7 +22,7 @@ from ..result.plan import Prediction
 from ..time.cost import Objective
 from ..time.per_pass import per_pass
 from .branch_and_bound import Seconds
-from .filling import Attempt, Option, attempts_of, repeat_until_within
+from .filling import ATTEMPTS, Attempt, Option, attempts_of, into_ram, repeat_until_within
 from .items import Capacity, GroupPlacement, assignment_of, item_of, tie_groups
 from .search import search
 from .spread import spread
@@ -130,12 +130,29 @@ class Searcher:
                 return None
             base = self._assignment(placement, capacity)
             found = [(one, self._over(one, capacity)) for one in variants(base)]
-            best = min([best, *(one for one, over in found if not over)], key=self.goal.seconds)
+            in_ram = (
+                [] if seconds else self._in_ram(placement, capacity)
+            )  # first: nothing stays on disk for equal times
+            best = min([*in_ram, best, *(one for one, over in found if not over)], key=self.goal.seconds)
             least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
             return Attempt(self._usage(base) if least_over else None, least_over)
 
         repeat_until_within(capacity.budgets, attempt, attempts_of(capacity))
         return best
+
+    def _in_ram(self, placement: GroupPlacement, capacity: Capacity) -> list[Assignment]:
+        """Return the placement with what fits of its groups on disk in RAM instead; none if nothing does."""
+        budgets = dict(capacity.budgets)
+        for _ in range(ATTEMPTS):
+            raised = into_ram(self.items, replace(capacity, budgets=budgets), placement)
+            if raised is None:
+                break
+            found = self._assignment(raised, capacity)
+            over = self._over(found, capacity)
+            if not over:
+                return [found]
+            budgets[HOST] -= over.get(HOST, budgets[HOST])
+        return []
 
     def predict(self, capacity: Capacity, assignment: Assignment) -> Prediction:
         """Return the predicted time of an assignment, and the seconds that one more GiB on each device would save."""
