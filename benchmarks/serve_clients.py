@@ -111,13 +111,14 @@ class Crowd:
             self._right[number] = text
         rng = random.Random(self.seed)
         turns = asyncio.Semaphore(at_once)
+        measured_every = max(1, min(50, clients // 4))
         process = psutil.Process(self.process)
 
         async def one(kind: str, number: int) -> None:
             async with turns:
                 await getattr(self, f"_{kind}")(number, rng)
                 self.seen[kind] += 1
-                if sum(self.seen.values()) % 50 == 0:
+                if sum(self.seen.values()) % measured_every == 0:
                     self.memory.append(process.memory_info().rss)
 
         weights = [0 if kind == "drawn" and not self.drawn else w for kind, w in zip(KINDS, _WEIGHTS, strict=True)]
