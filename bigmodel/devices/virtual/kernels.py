@@ -19,6 +19,17 @@ def _histc(values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return aten.histc.default(values.double(), *args, **kwargs).to(values.dtype)
 
 
+def _in_float32(operation: OpOverload) -> Callable[..., Tensor]:
+    """Return an operation that computes numbers of 16 bits in float32, for which the CPU has no kernel."""
+
+    def computed(values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if values.dtype not in (torch.bfloat16, torch.float16):
+            return operation(values, *args, **kwargs)
+        return operation(values.float(), *args, **kwargs).to(values.dtype)
+
+    return computed
+
+
 def _gates(from_input: Tensor, from_state: Tensor, input_bias: Tensor | None, state_bias: Tensor | None) -> Any:
     """Return the pre-activations of a recurrent cell from its input and from its state, biases added."""
     if input_bias is not None and state_bias is not None:
@@ -94,8 +105,16 @@ def _gru_cell_backward(gradient: Tensor, saved: Tensor, has_bias: bool) -> tuple
     return d_input, d_state, gradient * z, _bias_gradient(d_input, has_bias), _bias_gradient(d_state, has_bias)
 
 
+_ANTIALIASED = (
+    aten._upsample_bilinear2d_aa.default,
+    aten._upsample_bilinear2d_aa_backward.default,
+    aten._upsample_bicubic2d_aa.default,
+    aten._upsample_bicubic2d_aa_backward.default,
+)
+
 KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten.histc.default: _histc,
+    **{each: _in_float32(each) for each in _ANTIALIASED},
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
     aten._thnn_fused_lstm_cell_backward_impl.default: _lstm_cell_backward,
     aten._thnn_fused_gru_cell.default: _gru_cell,

@@ -88,6 +88,14 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
             session.phase(ALTERNATIVE, 1, lambda: loop.step(1))
 
 
+def reads_whole_text(model: Any) -> bool:
+    """Return whether forwards of a model get the whole text beside the cache, and leave out themselves what that holds,
+    as CPM-Ant's: its method that prepares inputs only drops the length that `generate` asks for."""
+    prepare = vars(type(model)).get("prepare_inputs_for_generation")
+    code = getattr(prepare, "__code__", None)
+    return code is not None and set(code.co_names) <= {"super", "prepare_inputs_for_generation"}
+
+
 def _before_last_step(
     session: Session, config: Any, loop: _Loop, given: Prompt | None = None, is_padded: bool = False
 ) -> _Loop:
@@ -218,6 +226,9 @@ class _Loop:
         self.append(tokens)
         if not self.caches:
             self._run(self.ids.clone(), self.positions, None, **self.kinds)
+            return
+        if reads_whole_text(self.session.model):
+            self._run(self.ids.clone(), self.positions, self.kinds)
             return
         positions = None if self.positions is None else self.positions[..., -tokens:].clone()
         seen = inputs_of_step(self.session, self.media, self.image_states, tokens) if self.media else {}

@@ -77,10 +77,17 @@ def sound_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
             "mel_bins", "n_mels", "input_size", "input_dim", "num_melspec_bins", "feature_dim", "model_in_channels",
         )  # fmt: skip
         positions = [2 * each for each in fields(config, "max_source_positions")]
-        for length in dict.fromkeys([frames, *positions, *fields(config, "spec_size", "max_length")]):
-            for count in dict.fromkeys([bands, *named, 128, 160]):
-                for shape in ((count, length), (length, count), (1, length, count)):
-                    yield {"input_features": sample(batch_size, *shape), **_masks(accepted, batch_size, length)}
+        shapes_and_lengths = [
+            (shape, length)
+            for length in dict.fromkeys([frames, *positions, *fields(config, "spec_size", "max_length")])
+            for count in dict.fromkeys([bands, *named, 128, 160])
+            for shape in ((count, length), (length, count), (1, length, count))
+        ]
+        for shape, length in shapes_and_lengths:
+            yield {"input_features": sample(batch_size, *shape), **_masks(accepted, batch_size, length)}
+        # The mask may be one of features that the encoder makes, as Granite Speech's: without, all are used.
+        for shape, _ in shapes_and_lengths if _masks(accepted, batch_size, 1) else ():
+            yield {"input_features": sample(batch_size, *shape)}
     name = next((n for n in ("input_values", "audio_values", "waveform") if n in accepted), None)
     if name is not None:
         shapes: tuple[tuple[int, ...], ...] = (

@@ -82,3 +82,22 @@ def test_a_padded_transformer_encoder_computes_every_token_that_is_not_padding(m
         expected = model(values, src_key_padding_mask=padding).detach()
         found = model.to(DEVICE)(values.to(DEVICE), src_key_padding_mask=padding.to(DEVICE))
     torch.testing.assert_close(found.cpu()[~padding], expected[~padding], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_images_are_resized_without_aliasing_in_16_bits(mode: str, dtype: torch.dtype) -> None:
+    image = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+    def resized(values: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(values, size=(5, 5), mode=mode, antialias=True)
+
+    given = image.to(DEVICE).requires_grad_()
+    expected = image.float().requires_grad_()
+    found, whole = resized(given), resized(expected)
+    assert torch.equal(found.cpu(), whole.to(dtype))
+    found.sum().backward()
+    whole.sum().backward()
+    assert given.grad is not None
+    assert expected.grad is not None
+    assert torch.equal(given.grad.cpu(), expected.grad.to(dtype))

@@ -59,6 +59,9 @@ def small(family: str) -> Any:
         return t.Gemma3ForCausalLM(t.Gemma3TextConfig(**sizes, **windowed, head_dim=16)).eval()
     if family == "cohere2":
         return t.Cohere2ForCausalLM(t.Cohere2Config(**sizes, **windowed)).eval()
+    if family == "cpmant":  # its forwards read the whole text, and leave out what the cache holds
+        own = {"hidden_size": 64, "num_attention_heads": 4, "dim_head": 16, "dim_ff": 96, "num_hidden_layers": 4}
+        return t.CpmAntForCausalLM(t.CpmAntConfig(**own, vocab_size=160, prompt_types=4, prompt_length=8)).eval()
     if family == "gpt_oss":
         sizes |= {"num_hidden_layers": 2, "head_dim": 16}
         return t.GptOssForCausalLM(t.GptOssConfig(**sizes, **windowed, num_local_experts=4)).eval()
@@ -278,6 +281,16 @@ def test_a_model_that_generates_without_a_cache_reads_the_whole_text_in_each_ste
     predicted = profile.dynamic_peaks({}, main=0)[0]
     measured = peak_of_generating(model.to(DEVICE), 2, 40, 20) - profile.weights - profile.buffers
     assert 0.95 * predicted <= measured <= predicted
+
+
+@pytest.mark.slow
+def test_a_model_that_reads_the_whole_text_beside_its_cache_is_planned_with_both() -> None:
+    model = small("cpmant")
+    profile = profile_model(model, batch_size=2, context_length=24, new_tokens=4, device_type="virtual")
+    assert [phase.name for phase in profile.phases] == ["prefill", "decode"]
+    assert sum(profile.kv_cache) > 0
+    predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
+    assert abs(peak_of_generating(model.to(DEVICE), 2, 20, 4) - predicted) <= 2 * torch.int64.itemsize
 
 
 def test_keeps_mask_holds_for_other_models() -> None:

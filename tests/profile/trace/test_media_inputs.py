@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import torch
 from torch import nn
 
-from bigmodel.profile.trace.media_inputs import has_encoder, robot_inputs, sound_shape
+from bigmodel.profile.trace.media_inputs import has_encoder, robot_inputs, sound_inputs, sound_shape
 
 
 def test_sounds_have_two_frames_for_each_position() -> None:
@@ -18,6 +19,18 @@ def test_a_model_without_an_encoder_of_sounds_gets_none() -> None:
     assert not has_encoder(SimpleNamespace(audio_config=None), "audio_config")
     assert has_encoder(SimpleNamespace(audio_config={}), "audio_config")
     assert has_encoder(SimpleNamespace(), "audio_config")
+
+
+def test_sounds_are_also_tried_without_a_mask_as_it_may_be_one_of_features() -> None:
+    class Listening(nn.Module):
+        def forward(self, input_features: torch.Tensor, input_features_mask: torch.Tensor | None = None) -> None: ...
+
+    model = Listening()
+    model.config = SimpleNamespace(num_mel_bins=80)  # type: ignore[assignment]
+    tried = [inputs.keys() for inputs in sound_inputs(model, 2)]
+    masked = tried.count({"input_features", "input_features_mask"})
+    assert masked == tried.count({"input_features"}) == len(tried) // 2
+    assert all(len(names) == 2 for names in tried[:masked])
 
 
 def test_a_robot_is_given_its_state_noise_an_image_and_a_text_with_a_token_for_each_patch() -> None:
