@@ -5,20 +5,24 @@
 A dry run calls thousands of operations, most of them again and again with the same shapes: in each layer, in prefill
 and decode, in every plan of the process. PyTorch's own cache of results takes most of a dry run's time, since it
 supports symbolic shapes and checks each hit. What is remembered here are results of strided shapes that are known:
-shape, strides and dtype of new tensors, and of views which argument they view. All else is derived by PyTorch, and so
-is every result of `derive`, which the tests hold the remembered ones against.
+shape, strides and dtype of new tensors, of views which argument they view, and of operations in place which argument
+they return. All else is derived by PyTorch, and so is every result of `derive`, which the tests hold the remembered
+ones against.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from ...devices import HOST
 from ...devices.nested import spanned_elements
 from ...quantized.formats.restoring import RESTORE
 from .work import tensors_in
@@ -48,6 +52,7 @@ class _Result:
 
     Attributes:
         viewed: position, among the tensors of the arguments, of the one that it views; None: it has memory of its own.
+        returned: the operation returns that argument itself, not a view of it.
     """
 
     shape: tuple[int, ...]
@@ -56,6 +61,7 @@ class _Result:
     dtype: torch.dtype
     device: torch.device
     viewed: int | None
+    returned: bool = False
 
 
 _Results = tuple[type | None, tuple[_Result, ...]]
@@ -69,7 +75,7 @@ def run_fake(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     """Run an operation on fake tensors, also where PyTorch's fake kernel refuses what the real one accepts."""
     if func is RESTORE:
         return None
-    if _is_always_derived(func):
+    if _is_always_derived(func) and not (func is aten.index.Tensor and _has_no_mask(args[1])):
         return derive(func, args, kwargs)
     key = _key_of(func, args, kwargs)
     if key is None:
@@ -81,7 +87,8 @@ def run_fake(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     if key not in _remembered:
         if len(_remembered) >= MOST:
             _remembered.clear()
-        _remembered[key] = _results_of(output, tensors_in(args, kwargs))
+        resized = func._schema.is_mutable and _key_of(func, args, kwargs) != key  # as `out` may be
+        _remembered[key] = None if resized else _results_of(output, tensors_in(args, kwargs))
     return output
 
 
@@ -98,6 +105,11 @@ def derive(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return False  # padded batches of nn.TransformerEncoder stay dense, which takes at least as much
     if func in _RECURRENT:
         return _RECURRENT[func](*args)
+    if "device" not in kwargs and (func in _META or (func in _VIEWS and _is_plain(args[0]))):
+        device = _common_device(tensors_in(args, kwargs))
+        if device is not None:
+            with suppress(IndexError, RuntimeError):  # what PyTorch raises instead comes from below
+                return _by_meta_kernel(func, args, kwargs, device)
     output = func(*args, **kwargs)
     if func is aten.native_batch_norm.default and not args[5] and args[0].device.type != "cuda":
         # In inference only CUDA's kernel allocates the batch's statistics.
@@ -132,10 +144,88 @@ _RECURRENT: dict[Any, Callable[..., Any]] = {
 }
 
 
+_META = frozenset(
+    {
+        aten._to_copy.default,
+        aten.add.Tensor,
+        aten.bmm.default,
+        aten.cat.default,
+        aten.clone.default,
+        aten.cos.default,
+        aten.div.Tensor,
+        aten.expand.default,
+        aten.mean.dim,
+        aten.mm.default,
+        aten.mul.Tensor,
+        aten.neg.default,
+        aten.permute.default,
+        aten.pow.Tensor_Scalar,
+        aten.rsqrt.default,
+        aten.select.int,
+        aten.sigmoid.default,
+        aten.silu.default,
+        aten.sin.default,
+        aten.slice.Tensor,
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.sub.Tensor,
+        aten.sum.dim_IntList,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+    }
+)
+"""Operations whose fake kernels are those for meta tensors: PyTorch's way to them, through its cache of results, takes
+up to a millisecond."""
+
+
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+"""Operations of which the same holds for tensors with the strides of their shape."""
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has elements, and the strides that one of its shape is made with."""
+    strides, elements = [], 1
+    for size in reversed(tensor.shape):
+        strides.append(elements)
+        elements *= size
+    return elements > 0 and tensor.stride() == tuple(reversed(strides))
+
+
+def _common_device(tensors: list[torch.Tensor]) -> torch.device | None:
+    """Return the device of fake tensors that are all on one, and plain; else None."""
+    device: torch.device | None = None
+    for tensor in tensors:
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return None
+        if tensor.constant is not None or tensor.is_conj() or tensor.is_neg():
+            return None
+        if device is not None and tensor.fake_device != device:
+            return None
+        device = tensor.fake_device
+    return device
+
+
+def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    """Run an operation of `_META` on fake tensors of one device by the kernel for meta tensors."""
+    mode = _mode_of(tensors_in(args, kwargs))
+    with in_kernel_invocation_manager(mode):
+        output = func(*args, **kwargs)
+    own = torch.device(device.type, device.index)
+    if isinstance(output, (list, tuple)):
+        return type(output)(FakeTensor(mode, tensor, own) for tensor in output)
+    return FakeTensor(mode, output, own)
+
+
 @cache
 def _is_always_derived(func: Any) -> bool:
     """Whether the results of an operation do not follow from its arguments' shapes, or are its arguments."""
-    return func.namespace != "aten" or func._schema.is_mutable or any(tag in func.tags for tag in _DERIVED_TAGS)
+    return func.namespace != "aten" or any(tag in func.tags for tag in _DERIVED_TAGS)
+
+
+def _has_no_mask(indices: Any) -> bool:
+    """Whether the shape of what `indices` select follows from their shapes."""
+    return all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in indices)
 
 
 def _key_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -144,6 +234,8 @@ def _key_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tupl
     if not _extend(key, args):
         return None
     for name, value in kwargs.items():
+        if name == "device" and value is not None and value.index is None and value.type != HOST:
+            return None  # it is the accelerator that is current
         key.append(name)
         if not _extend(key, (value,)):
             return None
@@ -172,13 +264,17 @@ def _extend(key: list[Any], values: Any) -> bool:
 def _results_of(output: Any, arguments: list[torch.Tensor]) -> _Results | None:
     """Return what `output` is, to be made again; None if it has to be derived each time."""
     kind = type(output) if type(output) in (tuple, list) else None
+    ids = [id(tensor) for tensor in arguments]
     tensors = output if kind is not None else (output,)
     storages = [tensor.untyped_storage()._cdata for tensor in arguments]
     results, own = [], set()
     for tensor in tensors:
         known = isinstance(tensor, FakeTensor) and tensor.constant is None and tensor.layout is torch.strided
-        if not arguments or not known or tensor.is_conj() or tensor.is_neg():
+        if not known or tensor.is_conj() or tensor.is_neg():
             return None
+        if id(tensor) in ids:
+            results.append(_Result((), (), 0, tensor.dtype, tensor.fake_device, ids.index(id(tensor)), True))
+            continue
         storage = tensor.untyped_storage()
         viewed = storages.index(storage._cdata) if storage._cdata in storages else None
         if viewed is None:
@@ -186,7 +282,7 @@ def _results_of(output: Any, arguments: list[torch.Tensor]) -> _Results | None:
             if storage._cdata in own or not has_all or tensor.storage_offset():
                 return None
             own.add(storage._cdata)
-        elif tensor is arguments[viewed] or tensor.dtype != arguments[viewed].dtype:
+        elif tensor.dtype != arguments[viewed].dtype:
             return None
         device = torch.device(tensor.device.type, tensor.device.index)
         place = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
@@ -196,12 +292,20 @@ def _results_of(output: Any, arguments: list[torch.Tensor]) -> _Results | None:
 
 def _make(found: _Results, arguments: list[torch.Tensor]) -> Any:
     kind, results = found
-    mode: FakeTensorMode = next(tensor.fake_mode for tensor in arguments if isinstance(tensor, FakeTensor))
+    mode = _mode_of(arguments)
     made = [_make_one(result, arguments, mode) for result in results]
     return made[0] if kind is None else kind(made)
 
 
-def _make_one(result: _Result, arguments: list[torch.Tensor], mode: FakeTensorMode) -> FakeTensor:
+def _mode_of(arguments: list[torch.Tensor]) -> FakeTensorMode:
+    """Return the mode that the results of an operation on these arguments belong to."""
+    found = next((tensor.fake_mode for tensor in arguments if isinstance(tensor, FakeTensor)), None)
+    return found or next(mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, FakeTensorMode))
+
+
+def _make_one(result: _Result, arguments: list[torch.Tensor], mode: FakeTensorMode) -> torch.Tensor:
+    if result.returned and result.viewed is not None:
+        return arguments[result.viewed]
     with torch._C._DisableTorchDispatch():
         if result.viewed is None:
             tensor = torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device="meta")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...devices import HOST
@@ -96,7 +97,7 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is _DEVICE:  # read for almost every operation; it costs nothing
-            return func(*args)
+            return args[0].device if isinstance(args[0], FakeTensor) else func(*args)
         output = self.values.run(run_fake, func, args, kwargs or {})
         operands, results = tensors_in(args, kwargs), tensors_in(output)
         between = not self._units and not self._at_inputs
