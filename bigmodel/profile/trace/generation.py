@@ -6,6 +6,7 @@ position ids and the last scores stay alive while the next forward runs.
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +31,9 @@ FURTHER = "further forwards"
 
 ALTERNATIVE = "the same forward, with padding"
 """Name of forwards that belong to the phase before them: of padded sequences, whose mask may take more memory."""
+
+NEXT_LENGTH = "next_sequence_length"
+"""Argument in which `generate` says how many tokens at the end of the text a forward is to get."""
 
 CACHES = ("past_key_values", "cache_params")
 """Argument names of a forward's cache: of keys and values, or of recurrent states."""
@@ -90,10 +94,12 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
 
 def reads_whole_text(model: Any) -> bool:
     """Return whether forwards of a model get the whole text beside the cache, and leave out themselves what that holds,
-    as CPM-Ant's: its method that prepares inputs only drops the length that `generate` asks for."""
+    as CPM-Ant's: its method that prepares inputs takes the length that `generate` asks for, and does not use it."""
     prepare = vars(type(model)).get("prepare_inputs_for_generation")
     code = getattr(prepare, "__code__", None)
-    return code is not None and set(code.co_names) <= {"super", "prepare_inputs_for_generation"}
+    if code is None or NEXT_LENGTH not in code.co_varnames:
+        return False
+    return all(step.argval != NEXT_LENGTH for step in dis.get_instructions(code) if step.opname.startswith("LOAD_"))
 
 
 def _before_last_step(
