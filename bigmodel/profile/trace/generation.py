@@ -99,7 +99,8 @@ def reads_whole_text(model: Any) -> bool:
     code = getattr(prepare, "__code__", None)
     if code is None or NEXT_LENGTH not in code.co_varnames:
         return False
-    return all(step.argval != NEXT_LENGTH for step in dis.get_instructions(code) if step.opname.startswith("LOAD_"))
+    read = [step.argval for step in dis.get_instructions(code) if step.opname.startswith("LOAD_FAST")]
+    return not any(NEXT_LENGTH in (names if isinstance(names, tuple) else (names,)) for names in read)
 
 
 def _before_last_step(
