@@ -14,7 +14,7 @@ from ..arguments import check_choice, check_model, optional_whole_number, whole_
 from ..devices import HOST, torch_device
 from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
 from ..quantized.packable import packing_note
-from ..quantized.stored import PUBLISHED, Published, stored_names
+from ..quantized.stored import published, stored_names
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
 from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
@@ -232,7 +232,7 @@ def profile_model(
     returning = _returning_units(model, units, phases)
     placed = {index for index, unit in enumerate(units) if unit.tensors}
     lent = {index for phase in phases for index in phase.lent}
-    stored: Published | None = vars(model).get(PUBLISHED)
+    stored = published(model)
     return Profile(
         name=type(model).__name__,
         units=tuple(units[index] for index in order),

@@ -66,8 +66,7 @@ def stored_names(model: nn.Module) -> frozenset[str]:
     )
 
 
-PUBLISHED = "_bigmodel_published"
-"""Attribute of a model that holds what `published` returns."""
+_ATTRIBUTE = "_bigmodel_published"
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,10 @@ class Published:
 
 def published(model: nn.Module) -> Published | None:
     """Return what `model` remembers of its quantised checkpoint; None if it is not from one."""
-    found = model.__dict__.get(PUBLISHED)
+    found = model.__dict__.get(_ATTRIBUTE)
     return found if isinstance(found, Published) else None
 
 
 def remember(model: nn.Module, found: Published) -> None:
     """Let `model` remember its checkpoint."""
-    model.__dict__[PUBLISHED] = found
+    model.__dict__[_ATTRIBUTE] = found

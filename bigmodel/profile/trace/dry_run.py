@@ -32,7 +32,6 @@ from ..model.units import UnitProfile
 from .extrapolate import CannotExtrapolate, LayerSample, extrapolate, find_layer_samples
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
-from .repeat import NotRepeating, Repeats
 from .session import (
     BroughtToWeights,
     Session,
@@ -320,21 +319,9 @@ class _Clone:
 
     def record(self, use: Use, workload: Workload, values: Values) -> list[Phase]:
         """Return the phases of a use."""
-        try:
-            return self._record(use, workload, values, repeating=True)
-        except NotRepeating as error:
-            logger.debug("dry run of %s: %s", self.name, error)
-            return self._record(use, workload, values, repeating=False)
-
-    def _record(self, use: Use, workload: Workload, values: Values, repeating: bool) -> list[Phase]:
         clone = self._clone
         recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]), values, self._device)
         self._follow_units(recorder)
-        if repeating:
-            left_out = self._left_out()
-            run = [(number, unit.name) for number, unit in enumerate(self._units) if unit.is_block]
-            blocks = {number: clone.get_submodule(name) for number, name in run if number not in left_out}
-            recorder.repeats = Repeats(recorder, blocks)
         missing = self._watch_ends()
         session = Session(clone, recorder, workload, self._device)
         try:
@@ -376,12 +363,8 @@ class _Clone:
 
         return [sample.blocks_of(self._clone)[-1].register_forward_hook(miss) for sample in self._samples]
 
-    def _left_out(self) -> set[int]:
-        """Return the units that the clone lacks."""
-        return {unit for sample in self._samples for unit in sample.units[sample.count :]}
-
     def _follow_units(self, recorder: Recorder) -> None:
-        left_out = self._left_out()
+        left_out = {unit for sample in self._samples for unit in sample.units[sample.count :]}
         followed: set[int] = set()
         for index, unit in enumerate(self._units):
             if unit.is_tensor or index in left_out:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import GeneratorType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,14 +42,6 @@ from .work import ROUTE, Work, scratch_bytes, tensors_in, work_of
 _DEVICE = torch.ops.prim.device.default
 
 
-class CallsBlocks(Protocol):
-    """What calls the forward of a unit, or repeats what another has done."""
-
-    def run(self, unit: int, block: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
-
-    def forget(self) -> None: ...
-
-
 class Recorder(TorchDispatchMode):
     """Records the operations that run within its context as events. Enter it inside a `FakeTensorMode`.
 
@@ -65,8 +57,6 @@ class Recorder(TorchDispatchMode):
         lent: units whose weights are read by operations between units, which run on the main device.
         gathered: units of which one operation reads what each has made, for each operation that reads several.
         on_host: numbers of the storages that lie in host memory.
-        count: storages so far.
-        repeats: what repeats blocks that are alike; None: all run.
         values: the values that the forwards may read.
     """
 
@@ -81,12 +71,11 @@ class Recorder(TorchDispatchMode):
         self._numbers: dict[int, int] = {tensor.untyped_storage()._cdata: OUTSIDE for tensor in known}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._allocated_at: dict[int, int] = {}  # by storage: position of the event
-        self.count = 0
+        self._count = 0
         self._wrapped: list[tuple[nn.Module, Any]] = []  # each with the forward that the instance had of its own
         self._units: list[int] = []
         self._at_inputs = False
         self._choice: RouterChoice | None = None
-        self.repeats: CallsBlocks | None = None
         self.combined: set[int] = set()
         self.lent: set[int] = set()
         self.gathered: set[frozenset[int]] = set()
@@ -239,9 +228,9 @@ class Recorder(TorchDispatchMode):
         nbytes = storage.nbytes()
         if key in self._numbers or nbytes == 0 or (self._only_device and tensor.device.type == HOST):
             return
-        number = self._numbers[key] = self.count
+        number = self._numbers[key] = self._count
         self._places[number] = place
-        self.count += 1
+        self._count += 1
         if tensor.device.type == HOST:
             self.on_host.add(number)
         self._allocated_at[number] = len(self.events)
@@ -295,11 +284,7 @@ class Recorder(TorchDispatchMode):
         self.events.append(Call(self._tensors(list(fresh)), self._tensors(list(kept))))
         self._places.update((number, OUTSIDE) for number, _ in self._tensors(inputs))
         self._last_place = OUTSIDE
-        try:
-            output = run()
-        finally:
-            if self.repeats is not None:
-                self.repeats.forget()
+        output = run()
         given = frozenset(number for number, _ in self._tensors(inputs))
         returned = self._tensors(output)
         self.events.append(Return(returned, given))
@@ -383,14 +368,10 @@ class Recorder(TorchDispatchMode):
                 self._last_place = OUTSIDE if is_lookup else unit
                 self._places.update((number, self._last_place) for number, _ in outputs)
 
-        self._wrap(module, before, after, unit)
+        self._wrap(module, before, after)
 
     def _wrap(
-        self,
-        module: nn.Module,
-        before: Callable[[Any, Any], None],
-        after: Callable[[Any, Any, Any], None],
-        unit: int | None = None,
+        self, module: nn.Module, before: Callable[[Any, Any], None], after: Callable[[Any, Any, Any], None]
     ) -> None:
         """Wrap a module's forward, as dispatching replaces it: some models call it without the module's hooks."""
         forward = module.forward
@@ -399,10 +380,7 @@ class Recorder(TorchDispatchMode):
         @functools.wraps(forward)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             before(args, kwargs)
-            if self.repeats is None or unit is None:
-                output = forward(*args, **kwargs)
-            else:
-                output = self.repeats.run(unit, module, forward, args, kwargs)
+            output = forward(*args, **kwargs)
             after(output, args, kwargs)
             return output
 
@@ -447,39 +425,6 @@ class Recorder(TorchDispatchMode):
             self.events.append(Routed())
 
         self._wrap(module, before, after)
-
-    def is_followed(self, module: nn.Module) -> bool:
-        """Return whether the `forward` that an instance of a module has is the recorder's alone."""
-        return any(each is module and own is None for each, own in self._wrapped)
-
-    def is_shared(self, weight: torch.Tensor) -> bool:
-        """Return whether a weight does not belong to one unit alone."""
-        return len(self._sharing.get(weight.untyped_storage()._cdata, ())) != 1
-
-    def makers_of(self, number: int) -> tuple[int | None, int | None]:
-        """Return the unit that a storage counts as made by, and that on whose device it lies; None: not known."""
-        return self._makers.get(number), self._places.get(number)
-
-    def is_of_weights(self, number: int) -> bool:
-        """Return whether a storage was made of weights alone."""
-        return number in self._of_weights
-
-    def adopt(self, storage: torch.UntypedStorage, number: int, position: int, unit: int) -> None:
-        """Follow a storage as number `number`, made by `unit` with the event at `position`."""
-        self._numbers[storage._cdata] = number
-        self._places[number] = self._makers[number] = unit
-        self._allocated_at[number] = position
-        self._references[number] = weakref.ref(storage, self._death_of(storage._cdata, number))
-
-    def disown(self, numbers: Iterable[int]) -> list[weakref.ref[torch.UntypedStorage]]:
-        """Stop following storages whose end is recorded already; they are to be freed now."""
-        found: list[weakref.ref[torch.UntypedStorage]] = []
-        for number in numbers:
-            storage: Any = self._references.pop(number)()
-            del self._numbers[storage._cdata]
-            found.append(weakref.ref(storage))
-            del storage
-        return found
 
     def _tensors(self, value: Any) -> tuple[tuple[int, int], ...]:
         return self._numbered(iter_tensors(value, registered=True))
