@@ -164,7 +164,8 @@ def test_operations_in_place_return_their_own_argument(derived: list[Any]) -> No
                 assert x.add_(1) is x
                 assert aten.index_put_.default(x, [rows], x[rows]) is x
                 assert aten.copy_.default(x, tensors[0]) is x
-    assert derived == [aten.add_.Tensor, aten.index.Tensor, aten.index_put_.default, aten.copy_.default]
+    computed = [func for func in derived if func.namespace == "aten"]
+    assert computed == [aten.add_.Tensor, aten.index.Tensor, aten.index_put_.default, aten.copy_.default]
 
 
 def test_an_output_that_an_operation_resizes_is_resized_each_time() -> None:
