@@ -162,6 +162,7 @@ def check(program: Program, by: Plan) -> None:
 PLACES = st.tuples(st.sampled_from([0, 1, "cpu"]), st.sampled_from([0, 1]))
 
 
+@pytest.mark.slow
 @given(programs(), st.lists(PLACES, min_size=4, max_size=4))
 def test_any_placement_has_the_bits_of_the_whole_model_and_the_planned_peaks(
     program: Program, places: list[tuple[int | str, int]]
@@ -170,6 +171,7 @@ def test_any_placement_has_the_bits_of_the_whole_model_and_the_planned_peaks(
     check(program, by_hand(profile, places[: len(profile.units)]))
 
 
+@pytest.mark.slow
 @given(programs(), st.sampled_from([0.3, 0.5, 0.7]), st.sampled_from([0.2, 0.5, 0.8]))
 def test_plans_for_two_accelerators_and_the_host_have_the_planned_peaks(
     program: Program, less: float, less_of_second: float

@@ -43,6 +43,7 @@ def on_ranks(check: Callable[..., None]) -> Callable[[], None]:
             _run(check.__module__, check.__name__, [Path(folder)] if takes_folder else [], 2, ())
 
     test.__name__, test.__doc__, test.__module__ = check.__name__, check.__doc__, check.__module__
+    test.__dict__.update(check.__dict__)  # marks
     return test
 
 

@@ -116,6 +116,7 @@ def test_the_plan_states_both_forms_also_in_json() -> None:
     assert Plan.from_json(found.to_json()) == found
 
 
+@pytest.mark.slow
 def test_the_kv_cache_counts_on_the_devices_of_prompt_and_step() -> None:
     of = profile()
     found = planned(of)

@@ -43,6 +43,7 @@ def measured(products: float = 1.0, call: float = 1e-5) -> DeviceSpeed:
         return calibrated(CURVES, CPU, EFFORT)
 
 
+@pytest.mark.slow
 def test_a_call_of_an_asynchronous_device_is_a_launch_of_a_model_that_does_little_else() -> None:
     """The figures of so small operations say that each takes a launch or more; they run beside it, and none of it is
     theirs."""

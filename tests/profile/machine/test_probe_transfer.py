@@ -46,6 +46,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ticks")
 def test_a_disk_rate_is_the_files_bytes_by_the_seconds_of_reading(tmp_path: Path) -> None:
     assert disk_rates(tmp_path, QUICK) == (QUICK.file, QUICK.file)
