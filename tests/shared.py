@@ -71,7 +71,7 @@ def _collect_everything() -> None:
 
 def pytest_collection_finish() -> None:
     """Collect garbage from now on, and exempt modules and collected tests from it."""
-    _collect_everything()
+    gc.freeze()
     gc.enable()
 
 

@@ -59,6 +59,7 @@ def test_every_prompt_gets_the_answer_that_it_gets_alone(
     assert texts(tmp_path / "all.jsonl") == texts(tmp_path / "one.jsonl")
 
 
+@pytest.mark.slow
 def test_a_second_run_goes_on_where_the_first_was_interrupted(
     model: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

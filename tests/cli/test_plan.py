@@ -200,6 +200,7 @@ def test_a_huge_checkpoint_is_planned_from_its_headers(tmp_path: Path, capsys: p
     assert plan.devices["cpu"].weights + plan.devices["disk"].weights == offset > 8 * 10**11
 
 
+@pytest.mark.slow
 def test_a_repository_is_planned_without_downloading_its_weights(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

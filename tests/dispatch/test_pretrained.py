@@ -43,6 +43,7 @@ def folder(tmp_path: Path) -> Path:
 TOKENS = torch.arange(8).view(2, 4)
 
 
+@pytest.mark.slow
 def test_on_the_host_the_model_is_the_one_transformers_loads(folder: Path) -> None:
     model = from_pretrained(folder, max_memory={"cpu": "1GiB"}, context_length=16)
     assert type(model).__name__ == "LlamaForCausalLM"
@@ -127,6 +128,7 @@ def test_a_weight_that_the_file_has_in_another_dtype_is_cast_where_it_runs(folde
         assert torch.equal(on_disk(ids).logits, resident(ids).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
 def test_other_architectures_load_and_run(tmp_path: Path) -> None:
     torch.manual_seed(0)

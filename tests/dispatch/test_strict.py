@@ -53,6 +53,7 @@ def outputs(model: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [getattr(each, "logits", each).cpu() for each in found]
 
 
+@pytest.mark.slow
 @many
 @given(
     schedule=schedules,

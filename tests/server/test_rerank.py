@@ -106,6 +106,7 @@ def test_what_cannot_be_is_refused_by_name(reranker: str, fields: dict[str, Any]
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
+@pytest.mark.slow
 def test_models_without_one_score_rank_nothing(url: str) -> None:
     for app in (encoder_app(encoder()), encoder_app(cross_encoder(num_labels=3))):
         with serving(app) as other:

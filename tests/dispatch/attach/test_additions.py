@@ -91,6 +91,7 @@ def test_further_ones_are_found_later_and_those_removed_are_left_out() -> None:
     assert removed.up.weight.grad is None
 
 
+@pytest.mark.slow
 def test_they_stay_plain_where_the_model_is_undispatched_and_become_part_of_blocks_where_it_is_prepared() -> None:
     model = adapted(dispatch_model(stack().train(), {"": "cpu"}, main_device=at(0)))
     losses = trained(model, ids())

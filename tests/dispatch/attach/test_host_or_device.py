@@ -122,6 +122,7 @@ def test_a_text_is_the_one_of_the_whole_model(make: Any, cache: str | None) -> N
     assert torch.equal(generated(host_or_device(model), cache_implementation=cache), expected)
 
 
+@pytest.mark.slow
 def test_beams_and_several_turns_give_the_same_text_too() -> None:
     model = plain_llama()
     plain = copy.deepcopy(model)

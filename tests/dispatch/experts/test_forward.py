@@ -88,6 +88,7 @@ def test_bytes_fetched_are_those_of_the_chosen_experts_and_nothing_else() -> Non
     assert stats(model)["hits"] == sum(len(experts) for experts in chosen) - len(seen)
 
 
+@pytest.mark.slow
 def test_without_room_for_hot_experts_each_token_fetches_just_what_it_chose() -> None:
     inputs = [tokens(1) + n for n in range(4)]
     chosen = chosen_by(mixtral(), *inputs)

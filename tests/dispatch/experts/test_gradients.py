@@ -55,6 +55,7 @@ def test_gradients_are_those_of_the_resident_model(build: Callable[[], nn.Module
     assert_same(gradients(dispatch_model(streamed, {"": "cpu"}, main_device=at(0))), expected, exact)
 
 
+@pytest.mark.slow
 def test_gradients_are_computed_in_the_precision_of_the_forward() -> None:
     resident = mixtral().train().to(at(0))
     streamed = dispatch_model(mixtral().train(), {"": "cpu"}, main_device=at(0))
@@ -68,6 +69,7 @@ def test_gradients_are_computed_in_the_precision_of_the_forward() -> None:
     assert_same(found[1], found[0])
 
 
+@pytest.mark.slow
 def test_frozen_experts_get_none_and_what_lies_before_them_gets_its_own() -> None:
     def freeze(model: nn.Module) -> nn.Module:
         for name, parameter in model.named_parameters():
@@ -80,6 +82,7 @@ def test_frozen_experts_get_none_and_what_lies_before_them_gets_its_own() -> Non
     assert experts_of(model, 0).down_proj.grad is None
 
 
+@pytest.mark.slow
 def test_experts_leave_the_device_between_forward_and_backward() -> None:
     model = dispatch_model(mixtral().train(), {"": "cpu"}, main_device=at(0), expert_cache=EXPERT_BYTES)
     held = memory_allocated(0)

@@ -182,6 +182,7 @@ def test_an_interrupt_at_any_moment_leaves_everything_as_it_was(slots: int) -> N
         assert shown.cpu()[0] == expected
 
 
+@pytest.mark.slow
 def test_threads_share_blocks_without_mixing_them_up() -> None:
     made, registries = blocks(5)
     streamer = streamer_of(made)

@@ -163,6 +163,7 @@ def test_a_replay_reserves_what_the_virtual_accelerators_allocator_does(drawn: l
     virtual.disable()
 
 
+@pytest.mark.slow
 def test_a_budget_beyond_what_a_device_can_give_is_lowered_and_the_plan_says_so() -> None:
     """Its context takes 24 MiB of 64."""
     virtual.enable(1, capacity=64 * MiB, caching=virtual.Caching(context=CONTEXT))

@@ -245,6 +245,7 @@ def test_the_next_token_is_appended_before_the_output_is_freed() -> None:
     assert len(longer) == 2 + keeps_mask()
 
 
+@pytest.mark.slow
 def test_suppressed_tokens_and_the_decoders_first_are_kept_beside_special_tokens() -> None:
     """Those of generation's config: a decoder does not look in its own for its first token."""
     model = small("gpt2")

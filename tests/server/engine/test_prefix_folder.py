@@ -97,6 +97,7 @@ def test_only_what_begins_alike_is_read(checkpoint: Path, tmp_path: Path) -> Non
     assert cached == 3 * B
 
 
+@pytest.mark.slow
 def test_what_memory_has_let_go_of_is_read(checkpoint: Path, tmp_path: Path) -> None:
     loaded = placed(checkpoint)
     per_token = 4 * 2 * 2 * 16 * 4

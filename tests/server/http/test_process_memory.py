@@ -15,6 +15,7 @@ from tests.preloaded import run
 BLOCK = 100_000  # bytes: below the size from which malloc maps each block by itself
 
 
+@pytest.mark.slow
 def test_collections_do_not_look_at_what_was_loaded() -> None:
     frozen = gc.get_freeze_count()
     loaded: list[object] = [[] for _ in range(10_000)]

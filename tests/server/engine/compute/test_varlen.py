@@ -93,6 +93,7 @@ def test_calls_are_gathered_together_as_far_as_there_is_room(most: int, parts: l
     assert varlen._parts(lengths, most) == [slice(*part) for part in parts]
 
 
+@pytest.mark.slow
 def test_without_a_kernel_the_loop_goes_over_the_pages() -> None:
     assert tokens(core("virtual:0")) == tokens(core("cpu"))
 

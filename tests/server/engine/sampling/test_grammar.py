@@ -60,6 +60,7 @@ def test_random_models_write_valid_answers(stops: tuple[int, ...]) -> None:
     assert len({json.dumps(answer) for answer in answers}) > 6
 
 
+@pytest.mark.slow
 def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
     with pytest.raises(GrammarError, match="nonsense"):
         compiler().compile({"type": "nonsense"})
