@@ -50,6 +50,8 @@ class Ended:
 def own_process() -> Ended:
     """Run the script in an interpreter that is started with two virtual accelerators of 1 MiB."""
     variables = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", "BIGMODEL_VIRTUAL": "2x1MiB"}
+    # PyTorch waits at the end for a thread that never gets the lock; by default ten seconds.
+    variables["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0.5"
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=90)
     assert done.stdout, done.stderr
