@@ -2,9 +2,9 @@
 
 Each runs in a process of its own, which may take half of the minutes that are left; the last one may take all of them.
 One that fails or takes longer does not stop the others. Those for which too little is left run with tiny sizes, which
-shows that they run and are right. Results are kept as they come: each benchmark's own, and this
-list of their limits. With ``--device virtual``, or ``BIGMODEL_VIRTUAL`` in the environment, the same runs on a virtual
-accelerator, without accelerate.
+shows that they run and are right. Results are kept as they come: each benchmark's own, and this list of their limits.
+With ``--device virtual``, or ``BIGMODEL_VIRTUAL`` in the environment, the same runs on a virtual accelerator, without
+accelerate.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..weights.parameters import content_of, hooks_of, plain_attributes
 from .dispatch_units import DispatchUnit
 
 _ALL = frozenset(("parameters", "named_parameters", "buffers", "named_buffers", "get_parameter", "get_buffer"))
@@ -43,10 +44,6 @@ with what it is given."""
 
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 """Modules that compute otherwise, with other bits, if a weight is of a subclass."""
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-
-_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def lent_tensors(modules: Mapping[str, nn.Module], units: Sequence[DispatchUnit]) -> list[torch.Tensor]:
@@ -105,17 +102,9 @@ def forward_of(module: nn.Module) -> Callable[..., Any]:
     return own
 
 
-def hooks_of(module: nn.Module) -> Iterator[Callable[..., Any]]:
-    """Yield the hooks of a module's forward."""
-    for name in _HOOKS:
-        yield from getattr(module, name).values()
-
-
 def held_by(module: nn.Module) -> Iterator[nn.Module | torch.Tensor]:
     """Yield the modules and parameters in plain attributes of a module, those in lists, tuples and dicts included."""
-    for name, value in vars(module).items():
-        if name not in _OF_MODULES:
-            yield from _members(value)
+    yield from _members(plain_attributes(module))
 
 
 def objects_of(function: Callable[..., Any]) -> Iterator[nn.Module | torch.Tensor]:
@@ -127,7 +116,7 @@ def objects_of(function: Callable[..., Any]) -> Iterator[nn.Module | torch.Tenso
         yield from _members(function.__self__)
         yield from objects_of(function.__func__)
     elif isinstance(function, types.FunctionType):
-        yield from _members([cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)])
+        yield from _members([content_of(cell) for cell in function.__closure__ or ()])
         yield from _members(function.__defaults__ or ())
     else:  # an object that can be called
         yield from _members(getattr(function, "__dict__", {}))
@@ -142,14 +131,6 @@ def _members(value: object) -> Iterator[nn.Module | torch.Tensor]:
     elif isinstance(value, (list, tuple, set)):
         for each in value:
             yield from _members(each)
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 (reading it raises)
-    except ValueError:
-        return False
-    return True
 
 
 def names_read(function: Callable[..., Any], kind: type | None) -> set[str]:
@@ -176,7 +157,7 @@ def names_read(function: Callable[..., Any], kind: type | None) -> set[str]:
         for name in names:
             stack += [vars(base)[name] for base in getattr(kind, "__mro__", ()) if name in vars(base)]
             stack.append(each.__globals__.get(name))
-        stack += [cell.cell_contents for cell in each.__closure__ or () if _is_filled(cell)]
+        stack += [content_of(cell) for cell in each.__closure__ or ()]
     return found
 
 

@@ -6,7 +6,7 @@ attribute updates both; dispatching writes to ``_parameters`` directly, so it mu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from types import CellType
 from typing import Any
 
@@ -77,7 +77,24 @@ key there; and the registry and the name of the weight."""
 _OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that PyTorch's modules have themselves: registered children, parameters, hooks."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that PyTorch does not keep: what its own code has put there."""
+    return {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
+
+
+def hooks_of(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """Yield the hooks of a module's forward."""
+    yield from module._forward_hooks.values()
+    yield from module._forward_pre_hooks.values()
+
+
+def content_of(cell: CellType) -> Any:
+    """Return what a variable of a closure holds; None if it is not filled yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def references_to_weights(model: nn.Module) -> list[Reference]:
@@ -91,25 +108,18 @@ def references_to_weights(model: nn.Module) -> list[Reference]:
     found: list[Reference] = []
     for module in model.modules():
         own = vars(module)
-        holders: list[Any] = [{name: value for name, value in own.items() if name not in _OF_MODULES}]
+        holders: list[Any] = [plain_attributes(module)]
         holders += [value for value in holders[0].values() if isinstance(value, (list, dict))]
         for index, holder in enumerate(holders):
             for key, value in enumerate(holder) if isinstance(holder, list) else holder.items():
                 if isinstance(value, torch.Tensor) and id(value) in places:
                     found.append((holder if index else own, key, *places[id(value)]))
-        for hook in (each for name in _HOOKS for each in own[name].values()):
+        for hook in hooks_of(module):
             for cell in getattr(hook, "__closure__", None) or ():
-                value = _content(cell)
+                value = content_of(cell)
                 if isinstance(value, torch.Tensor) and id(value) in places:
                     found.append((cell, None, *places[id(value)]))
     return found
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is not filled yet
-        return None
 
 
 def refresh_references(references: Iterable[Reference]) -> None:

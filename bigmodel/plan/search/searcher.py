@@ -130,9 +130,8 @@ class Searcher:
                 return None
             base = self._assignment(placement, capacity)
             found = [(one, self._over(one, capacity)) for one in variants(base)]
-            in_ram = (
-                [] if seconds else self._in_ram(placement, capacity)
-            )  # first: nothing stays on disk for equal times
+            # In front of the others: of equal times, the one with less on disk is taken.
+            in_ram = [] if seconds else self._in_ram(placement, capacity)
             best = min([*in_ram, best, *(one for one, over in found if not over)], key=self.goal.seconds)
             least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
             return Attempt(self._usage(base) if least_over else None, least_over)
