@@ -69,18 +69,6 @@ def real_tensors() -> AbstractContextManager[None]:
     return _disable_current_modes()
 
 
-@contextmanager
-def _in_one_thread() -> Iterator[None]:
-    """Compute in the calling thread alone: to wake others for small values, and to wait for them while processors are
-    busy, takes a hundred times as long as to compute them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _all_choose_the_first(chosen: torch.Tensor, dim: int) -> torch.Tensor:
     """Return the indices of a choice of the largest along `dim`, of the shape of `chosen`, if these came first."""
     with real_tensors():
@@ -183,7 +171,7 @@ class Values:
                 return of(leaf)
             return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type != "meta" else leaf
 
-        with real_tensors(), _in_one_thread():
+        with real_tensors():
             real = tree_map(on_host, (args, dict(kwargs)))
             try:
                 return func(*real[0], **real[1])

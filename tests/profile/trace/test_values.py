@@ -37,6 +37,15 @@ def test_results_computed_from_constants_have_values() -> None:
         assert torch.equal(ids, ids.clone())
 
 
+def test_computing_values_leaves_the_number_of_threads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch gives it to threads that begin meanwhile, for good."""
+    given: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    with dry():
+        assert torch.arange(6).sum().item() == 15
+    assert given == []
+
+
 def test_a_mask_of_known_value_selects_from_an_unknown_tensor() -> None:
     with dry():
         hidden, mask = unknown(2, 3, 8), torch.tensor([[True, False, True], [False, False, True]])
