@@ -117,11 +117,17 @@ class Filling:
                 self.usage.add(device, ACTIVATIONS, sign * self.capacity.activations)
 
 
-def into_ram(items: Sequence[Item], capacity: Capacity, placement: GroupPlacement) -> GroupPlacement | None:
-    """Return a placement with groups in RAM that were on disk: as many as fit, in the order they run; None: none do."""
+def filled(items: Sequence[Item], capacity: Capacity, placement: GroupPlacement) -> Filling:
+    """Return the devices as a placement fills them."""
     filling = Filling(items, capacity)
     for index, option in enumerate(zip(placement.storage, placement.execution, strict=True)):
         filling.add(index, option)
+    return filling
+
+
+def into_ram(items: Sequence[Item], capacity: Capacity, placement: GroupPlacement) -> GroupPlacement | None:
+    """Return a placement with groups in RAM that were on disk: as many as fit, in the order they run; None: none do."""
+    filling = filled(items, capacity, placement)
     moved = False
     for index, (storage, execution) in enumerate(zip(placement.storage, placement.execution, strict=True)):
         if storage == DISK:
@@ -308,9 +314,13 @@ ATTEMPTS_IN_SEGMENTS = 6
 
 
 class Attempt(NamedTuple):
-    """The memory usage of an attempted placement, if it is over budgets, and the bytes by which it is."""
+    """The memory usage of an attempted placement that is over budgets by some bytes, or by none.
 
-    usage: MemoryUsage | None
+    `counted` is the usage that the placement was chosen by, which knows no transfers between devices.
+    """
+
+    usage: MemoryUsage
+    counted: MemoryUsage
     over: Mapping[Key, int]
 
 
@@ -331,12 +341,18 @@ def repeat_until_within(
             return False
         if not made.over:
             return True
-        assert made.usage is not None
         for key, excess in made.over.items():
-            lowered[key] = max(min(lowered.get(key, 0), made.usage.tensors(key)) - _step(made.usage, key, excess), 0)
+            lowered[key] = _lowered(lowered.get(key, 0), made, key, excess)
             if turn == attempts - 2 and made.usage.of(key, UNUSED):
                 lowered[key] = 0  # it may not have a segment for anything
     return False
+
+
+def _lowered(budget: int, made: Attempt, device: Key, excess: int) -> int:
+    """Return the budget lowered by the excess, and under which the same placement is not chosen again."""
+    step = _step(made.usage, device, excess)
+    found, counted = min(budget, made.usage.tensors(device)) - step, made.counted.tensors(device)
+    return max(found if found < counted else counted - step, 0)
 
 
 def _step(usage: MemoryUsage, device: Key, excess: int) -> int:
@@ -390,7 +406,7 @@ def greedy_assignment(
             found = assignment_of(profile, groups, placement, stream_buffers, capacity)
             found = replace(found, limits=budgets) if capacity.caching else found
             usage = memory_usage(profile, found)
-            return Attempt(usage, usage.over(budgets))
+            return Attempt(usage, filled(items, narrowed, placement).usage, usage.over(budgets))
 
         return found if repeat_until_within(budgets, place, attempts_of(capacity)) else None
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ...devices import HOST
 from ..result.budgets import Key
 from .branch_and_bound import BranchAndBound, Least, Seconds
-from .filling import Filling, Option, options_of, place_away, place_greedily
+from .filling import Filling, Option, filled, options_of, place_away, place_greedily
 from .items import Capacity, GroupPlacement, Item
 
 EXACT = 12
@@ -110,9 +110,7 @@ def _improved(
     items: Sequence[Item], capacity: Capacity, seconds: Seconds, best: GroupPlacement, shortest: float
 ) -> GroupPlacement:
     """Return `best` improved by local search: the first better neighbour is taken, as long as there is one."""
-    filling = Filling(items, capacity)
-    for index, option in enumerate(zip(best.storage, best.execution, strict=True)):
-        filling.add(index, option)
+    filling = filled(items, capacity, best)
     tries = TRIES
     going = True
     while going and tries > 0:

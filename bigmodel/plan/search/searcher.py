@@ -22,7 +22,7 @@ from ..result.plan import Prediction
 from ..time.cost import Objective
 from ..time.per_pass import per_pass
 from .branch_and_bound import Seconds
-from .filling import ATTEMPTS, Attempt, Option, attempts_of, into_ram, repeat_until_within
+from .filling import ATTEMPTS, Attempt, Option, attempts_of, filled, into_ram, repeat_until_within
 from .items import Capacity, GroupPlacement, assignment_of, item_of, tie_groups
 from .search import search
 from .spread import spread
@@ -134,7 +134,8 @@ class Searcher:
             in_ram = [] if seconds else self._in_ram(placement, capacity)
             best = min([*in_ram, best, *(one for one, over in found if not over)], key=self.goal.seconds)
             least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
-            return Attempt(self._usage(base) if least_over else None, least_over)
+            counted = filled(self.items, replace(capacity, budgets=budgets), placement).usage
+            return Attempt(self._usage(base), counted, least_over)
 
         repeat_until_within(capacity.budgets, attempt, attempts_of(capacity))
         return best

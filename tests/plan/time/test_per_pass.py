@@ -129,6 +129,18 @@ def test_the_kv_cache_counts_on_the_devices_of_prompt_and_step() -> None:
 
 
 @pytest.mark.slow
+def test_a_choice_of_forms_is_no_slower_than_one_where_a_placement_is_over_by_little() -> None:
+    model = tiny_llama(num_hidden_layers=14, hidden_size=128, intermediate_size=256)
+    of = profile_model(model, context_length=80, new_tokens=16, device_type="virtual", all_logits=False)
+    budgets: dict[int | str, Any] = {0: (of.weights + of.activations + sum(of.kv_cache)) * 39 // 100, "cpu": "1GB"}
+    auto, stream, compute = (
+        plan(of, budgets, offload=offload, objective="throughput", machine=MACHINE)
+        for offload in ("auto", "stream", "compute")
+    )
+    assert sum(seconds(auto)) <= min(sum(seconds(stream)), sum(seconds(compute)))
+
+
+@pytest.mark.slow
 @settings(max_examples=few(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 4_000_000), st.integers(0, 5_000_000), st.sampled_from(["latency", "throughput"]))
 def test_budgets_hold_and_no_job_takes_longer_than_with_one_form(room: int, host: int, objective: str) -> None:
