@@ -26,7 +26,7 @@ from .placement.options import Options, PlanArguments, dtype_of
 from .placement.packed import with_unmapped_tensors
 from .placement.resolve import DeviceMap, ResolvedMap, map_of_plan, resolve_device_map, resolve_given, whole_classes
 from .placement.unsupported import refuse_unsupported
-from .weights.parameters import moved_like, parts_with_dtype, refresh_references, refresh_second_places
+from .weights.parameters import moved_in_place, parts_with_dtype, refresh_references, refresh_second_places
 
 
 def dispatch_model(
@@ -261,6 +261,6 @@ def _gather(model: nn.Module, target: torch.device, ties: Mapping[str, str]) -> 
                     continue
                 first = ties.get(dot + key, dot + key)
                 if first not in moved:
-                    moved[first] = tensor if tensor.device == target else moved_like(tensor, target)
+                    moved[first] = moved_in_place(tensor, target)
                 registry[key] = moved[first]
     refresh_second_places(model)

@@ -16,7 +16,7 @@ from .dispatch import place_and_attach
 from .placement.offload_files import fill_meta
 from .placement.options import Options, PlanArguments
 from .placement.resolve import resolve_given, whole_classes
-from .weights.parameters import moved_like, refresh_second_places
+from .weights.parameters import moved_in_place, refresh_second_places
 
 
 def cpu_offload(
@@ -173,6 +173,6 @@ class WholeModelForward:
                 for key, tensor in registry.items():
                     if tensor is not None and tensor.device != device:
                         if id(tensor) not in moved:
-                            moved[id(tensor)] = moved_like(tensor, device)
+                            moved[id(tensor)] = moved_in_place(tensor, device)
                         registry[key] = moved[id(tensor)]  # type: ignore[assignment]
         refresh_second_places(self.model)

@@ -89,3 +89,14 @@ def test_a_language_model_generates_the_same_offloaded(tmp_path: Path) -> None:
     plain = llama().to(at(0)).generate(tokens.to(at(0)), max_new_tokens=6, do_sample=False).cpu()
     assert torch.equal(cpu_offload(llama(), 0).generate(tokens, max_new_tokens=6, do_sample=False), plain)
     assert torch.equal(disk_offload(llama(), tmp_path, 0).generate(tokens, max_new_tokens=6, do_sample=False), plain)
+
+
+def test_an_optimizer_that_was_built_before_trains_a_model_that_moves_as_a_whole() -> None:
+    model = nn.Linear(4, 4)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, hook = cpu_offload_with_hook(model, at(0))
+    model(torch.ones(2, 4)).sum().backward()
+    hook.offload()
+    optimizer.step()
+    assert torch.equal(model.weight, before - 0.1 * torch.full((4, 4), 2.0))

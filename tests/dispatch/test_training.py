@@ -189,3 +189,57 @@ def test_tied_weights_on_two_devices_are_not_trained_apart() -> None:
     model.embed.requires_grad_(False)
     model.head.requires_grad_(False)
     prepare_training(model, model.blocks.parameters())
+
+
+BUILT_BEFORE: list[dict[str, Any]] = [
+    {"": 0},
+    {"": "disk", "head": "disk"},
+    {"": 0, "blocks.1": "cpu"},
+    {"": 0, "blocks.0": 1, "blocks.1": "disk"},
+    {"": 0, "embed": "cpu", "blocks": 1},
+]
+
+
+@pytest.mark.parametrize("device_map", BUILT_BEFORE, ids=str)
+def test_an_optimizer_that_was_built_before_trains_what_was_dispatched_and_undispatched(
+    device_map: dict[str, Any], tmp_path: Path
+) -> None:
+    model, plain = stack().train(), stack().train()
+    parameters = dict(model.named_parameters())
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain)]
+    dispatch_model(model, device_map, main_device=0, offload_dir=tmp_path)
+    for dispatched in (True, False):
+        if not dispatched:
+            undispatch(model, "cpu")
+        for trained, optimizer in zip((model, plain), optimizers, strict=True):
+            optimizer.zero_grad()
+            trained(ids().to(next(trained.buffers()).device)).square().sum().backward()
+            optimizer.step()
+        assert all(p is parameters[name] for name, p in model.named_parameters())
+        for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(p.cpu(), q, rtol=1e-4, atol=1e-5), name
+
+
+def test_a_weight_that_was_tied_is_not_trained_by_an_optimizer_that_was_built_before() -> None:
+    model = stack().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dispatch_model(model, {"": 0, "embed": 1})
+    model(ids()).square().sum().backward()
+    with pytest.raises(DispatchError, match="were one tied weight"):
+        optimizer.step()
+
+
+def test_hooks_of_a_weight_that_was_moved_are_removed_by_their_handles() -> None:
+    seen: list[str] = []
+    model = nn.Linear(4, 4)
+    handles = [
+        model.weight.register_hook(lambda _: seen.append("gradient")),
+        model.weight.register_post_accumulate_grad_hook(lambda _: seen.append("added")),
+    ]
+    dispatch_model(model, {"": 0}, force_hooks=True)
+    model(torch.ones(2, 4)).sum().backward()
+    assert seen == ["gradient", "added"]
+    for handle in handles:
+        handle.remove()
+    model(torch.ones(2, 4)).sum().backward()
+    assert seen == ["gradient", "added"]

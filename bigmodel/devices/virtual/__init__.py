@@ -26,6 +26,7 @@ from .backend import register
 from .environment import from_environment, late_from_environment, strict_from_environment
 from .link import VirtualLink
 from .pinned import pinned_memory
+from .postponing import guard_hooks
 from .races import detector
 from .schedule import HostWaits
 from .streams import TYPE, Event, Stream, current_stream, default_stream, host_waits, set_schedule, stream
@@ -46,6 +47,7 @@ __all__ = [
     "default_stream",
     "disable",
     "enable",
+    "guard_hooks",
     "host_waits",
     "link",
     "pinned_memory",

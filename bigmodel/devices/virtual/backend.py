@@ -14,6 +14,7 @@ from ..native_threads import let_threads_finish
 from . import streams
 from .allocator import CachingAllocator
 from .autocast import DTYPES, register_autocast
+from .postponing import guard_hooks_of_functions
 from .streams import TYPE, Event, Stream, index_of
 from .tensor import VirtualTensor, board
 
@@ -142,6 +143,7 @@ def register() -> None:
         library.impl("_copy_from", _copy_from, "PrivateUse1")
         library.impl("_local_scalar_dense", _number, "PrivateUse1")
         others = register_autocast(library)
+        guard_hooks_of_functions()
         # Gradients of virtual tensors are Python objects, which autograd's device threads release.
         atexit.register(let_threads_finish, "pt_autograd")
         _libraries = (library, others)

@@ -21,7 +21,7 @@ from . import late, streams, strict
 from .arena import Allocation, Arena
 from .kernels import KERNELS
 from .link import VirtualLink
-from .postponing import postponed
+from .postponing import GuardedHook, postponed
 from .races import Access
 from .streams import TYPE
 from .traced import is_traced, mode_of, run_traced
@@ -209,6 +209,14 @@ class VirtualTensor(torch.Tensor):
     def record_stream(self, stream: Any) -> None:
         """Tell the allocator that `stream` uses this memory, as CUDA's must be told."""
         strict.record_stream(self, stream)
+
+    def register_hook(self, hook: Callable[[torch.Tensor], Any]) -> Any:
+        """Have `hook` called with this tensor's gradient; the backward pass raises its errors after its last node."""
+        return super().register_hook(GuardedHook(hook))
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[torch.Tensor], Any]) -> Any:
+        """Have `hook` called once a gradient was added to this tensor's, with its errors as those of other hooks."""
+        return super().register_post_accumulate_grad_hook(GuardedHook(hook))
 
     def tolist(self) -> Any:
         """Return the elements as nested lists of numbers; PyTorch does not support this for wrapper subclasses."""

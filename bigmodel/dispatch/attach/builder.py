@@ -63,6 +63,8 @@ class Builder:
         self._with_own_dtype = parts_with_dtype(model).keys()
         self._as_stored = stored_names(model)
         self._moved: dict[tuple[object, torch.device], torch.Tensor] = {}
+        self._kept: set[int] = set()
+        """Parameters, by identity, that were moved and are the same objects."""
 
     def build(self) -> Dispatched:
         """Move resident tensors, prepare streamed blocks, and return the attachments, not yet attached."""
@@ -160,9 +162,22 @@ class Builder:
         return {name: earliest for earliest, name in names if name != earliest}
 
     def _move_residents(self) -> None:
-        """Move every tensor to its storage device; offloaded tensors move to the host."""
-        for placed in self.placed.values():
-            self._move(placed, self._device_between_forwards(placed))
+        """Move every tensor to its storage device; offloaded tensors move to the host.
+
+        Parameters stay the objects that they are. One that was tied and gets several devices stays so in one place.
+        """
+        host = torch_device(HOST)
+        between = {name: self._device_between_forwards(placed) for name, placed in self.placed.items()}
+        devices: dict[int, set[torch.device]] = {}
+        for name, placed in self.placed.items():
+            devices.setdefault(id(placed.tensor), set()).add(between[name])
+        for name, placed in self.placed.items():
+            runs_on = torch_device(placed.execution_device)
+            if between[name] == host and runs_on in devices[id(placed.tensor)]:
+                between[name] = runs_on  # it is there for another module, and is used for both
+        on_host = {id(placed.tensor) for name, placed in self.placed.items() if between[name] == host}
+        for name, placed in self.placed.items():
+            self._move(placed, between[name], in_place=id(placed.tensor) not in on_host)
 
     def _align(self, result: Dispatched) -> None:
         """Copy weights that the host computes with to aligned addresses, all names of a tied one together."""
@@ -195,15 +210,20 @@ class Builder:
             return torch_device(placed.execution_device)
         return torch_device(HOST)
 
-    def _move(self, placed: PlacedTensor, device: torch.device) -> None:
+    def _move(self, placed: PlacedTensor, device: torch.device, in_place: bool) -> None:
         tensor = placed.registry[placed.key]
         dtype = self._device_dtype(placed, tensor) if not placed.offloaded else tensor.dtype
         if tensor.device == device and tensor.dtype == dtype:
             self._moved.setdefault((storage_key(tensor), device), tensor)
             return
-        known = self._moved.get((storage_key(tensor), device))
+        before = storage_key(tensor), device
+        known = self._moved.get(before)
         if known is None:
-            known = self._moved[storage_key(tensor), device] = moved_like(tensor, device, dtype)
+            known = moved_like(tensor, device, dtype)
+            if in_place and id(tensor) not in self._kept and self.undo_log.take_over(tensor, known):
+                self._kept.add(id(tensor))
+                known = self._moved[storage_key(tensor), device] = tensor
+            self._moved[before] = known
         self.undo_log.replace(placed.registry, placed.key, known)
 
     def _device_dtype(self, placed: PlacedTensor, tensor: torch.Tensor) -> torch.dtype:

@@ -27,7 +27,7 @@ from ..streaming.streamer import Streamer
 from ..weights.block import Registry
 from ..weights.outside_use import mark_lent, mark_offloaded, note_optimizer_step, unmark_offloaded
 from ..weights.packing import WeightError
-from ..weights.parameters import Reference
+from ..weights.parameters import Reference, take_over
 from ..weights.visits import StreamStats, together
 from .additions import Additions
 from .attached_forward import AttachedForward, Parts, innermost_running
@@ -274,6 +274,14 @@ class UndoLog:
     def __init__(self) -> None:
         self._replaced: list[tuple[Registry, str, torch.Tensor]] = []
         self._data: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._taken_over: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def take_over(self, parameter: torch.Tensor, value: torch.Tensor) -> bool:
+        """Have `parameter` hold what `value` does, if that can be (`parameters.take_over`); return whether it can."""
+        done = take_over(parameter, value)
+        if done:
+            self._taken_over.append((parameter, value))
+        return done
 
     def replace_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
         """Give `tensor` other memory."""
@@ -292,3 +300,5 @@ class UndoLog:
         for changed, data in reversed(self._data):
             with torch.inference_mode(changed.is_inference()):
                 changed.data = data
+        for parameter, value in reversed(self._taken_over):
+            take_over(parameter, value)

@@ -6,7 +6,10 @@ are marked (`outside_use.mark_lent`), so that they are copied to where they are 
 operation that reads the weight, also in its own unit, so that not all weights have one.
 
 What code reads is seen by the names in it: in forwards and hooks, and in the methods, properties and functions that
-these call. A weight is taken for used if its name and that of its module are among them.
+these call. A weight is taken for used if its name and that of its module are among them. Where code makes names as it
+runs (``getattr(self, f"weight_{index}")``), or reads modules without naming them, it may read any of them.
+
+What code reads that Python does not show, such as a compiled function, is an error when it happens (`mixed_devices`).
 """
 
 from __future__ import annotations
@@ -21,10 +24,29 @@ import torch
 from torch import nn
 
 from ..weights.parameters import content_of, hooks_of, plain_attributes
+from .computed_names import computes_names
 from .dispatch_units import DispatchUnit
 
-_ALL = frozenset(("parameters", "named_parameters", "buffers", "named_buffers", "get_parameter", "get_buffer"))
-"""Methods that give out weights without naming them."""
+_ALL = frozenset(
+    (
+        "parameters",
+        "named_parameters",
+        "buffers",
+        "named_buffers",
+        "get_parameter",
+        "get_buffer",
+        "state_dict",
+        "_parameters",
+        "_buffers",
+    )
+)
+"""Methods and attributes that give out weights without naming them."""
+
+_ALL_MODULES = frozenset(("modules", "named_modules", "children", "named_children", "get_submodule", "_modules"))
+"""Methods and attributes that give out modules without naming them."""
+
+COMPUTED = "getattr of a computed name"
+"""Stands among the names that code reads for all that it may make as it runs."""
 
 _LIBRARIES = frozenset(
     (
@@ -78,6 +100,8 @@ def _read_by(
 ) -> dict[int, torch.Tensor]:
     """Return, by id, what a function may read of the modules and tensors that it has."""
     names = names_read(function, kind)
+    reads_all = COMPUTED in names or not names.isdisjoint(_ALL)
+    any_module = reads_all or not names.isdisjoint(_ALL_MODULES)
     found: dict[int, torch.Tensor] = {}
     for scope in scopes:
         if isinstance(scope, torch.Tensor):
@@ -86,12 +110,12 @@ def _read_by(
         for path, owner in scope.named_modules():
             # Of what is in a list the list is named; a list of parameters is read by whoever has it.
             parts = [part for part in path.split(".") if part and not part.isdigit()]
-            if parts and parts[-1] not in names and names.isdisjoint(_ALL):
+            if parts and parts[-1] not in names and not any_module:
                 continue
             is_list = isinstance(owner, (nn.ParameterList, nn.ParameterDict))
             for registry in (owner._parameters, owner._buffers):
                 for key, tensor in registry.items():
-                    if tensor is not None and (is_list or key in names or not names.isdisjoint(_ALL)):
+                    if tensor is not None and (is_list or key in names or reads_all):
                         found[id(tensor)] = tensor
     return found
 
@@ -134,8 +158,8 @@ def _members(value: object) -> Iterator[nn.Module | torch.Tensor]:
 
 
 def names_read(function: Callable[..., Any], kind: type | None) -> set[str]:
-    """Return the names that a function reads, and what it calls: methods and properties of `kind`, functions in its
-    file and beside it, and those in its closure.
+    """Return the names that a function reads (`COMPUTED` for those that it makes), and what it calls: methods and
+    properties of `kind`, functions in its file and beside it, and those in its closure.
 
     Args:
         function: A forward, or a hook.
@@ -154,6 +178,8 @@ def names_read(function: Callable[..., Any], kind: type | None) -> set[str]:
         seen.add(each.__code__)
         names = names_in(each.__code__)
         found |= names
+        if computes_names(each.__code__):
+            found.add(COMPUTED)
         for name in names:
             stack += [vars(base)[name] for base in getattr(kind, "__mro__", ()) if name in vars(base)]
             stack.append(each.__globals__.get(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ...devices import DISK
 from ...errors import DispatchError
 from ...profile import storage_key
 from ..weights.fused_view import lies_on_disk
-from ..weights.parameters import like
+from ..weights.parameters import like, take_over
 from .tensors import DeviceMapLookup, PlacedTensor
 
 
@@ -41,13 +42,20 @@ def write_to_disk(model: nn.Module, placement: DeviceMapLookup, folder: str | Pa
             f"{len(places)} tensors to, or load the model with load_checkpoint_and_dispatch, which uses the "
             "checkpoint where it lies"
         )
+    keyed = [(storage_key(placed.tensor), placed) for placed in places]
     first: dict[object, PlacedTensor] = {}
-    for placed in places:
-        first.setdefault(storage_key(placed.tensor), placed)
+    for where, placed in keyed:
+        first.setdefault(where, placed)
     views = offload(Path(folder), [Outgoing.of(placed.name, placed.tensor) for placed in first.values()])
-    replacements = {key: like(placed.tensor, views[placed.name]) for key, placed in first.items()}
-    for placed in places:
-        placed.registry[placed.key] = replacements[storage_key(placed.tensor)]
+    names = Counter(id(placed.tensor) for placed in placement.tensors(model))
+    names.subtract(id(placed.tensor) for placed in places)
+    replacements = {}
+    for key, placed in first.items():
+        view = like(placed.tensor, views[placed.name])
+        stays = names[id(placed.tensor)] > 0  # in memory, for another module
+        replacements[key] = view if stays or not take_over(placed.tensor, view) else placed.tensor
+    for where, placed in keyed:
+        placed.registry[placed.key] = replacements[where]
 
 
 def fill_meta(

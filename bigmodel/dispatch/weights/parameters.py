@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C import DisableTorchFunctionSubclass
 
 from ...devices import HOST, is_accelerator, virtual
 from ...errors import DispatchError
@@ -50,6 +51,47 @@ def moved_like(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | 
         for hook in (tensor._post_accumulate_grad_hooks or {}).values():
             moved.register_post_accumulate_grad_hook(hook)
     return moved
+
+
+def take_over(parameter: torch.Tensor, value: torch.Tensor) -> bool:
+    """Exchange what a parameter holds and is with what its moved copy does, so that whoever has the parameter, such as
+    an optimizer that was built before, has it where it is now. Gradients stay with what was held.
+
+    Args:
+        parameter: A parameter of a model; any other tensor is left alone.
+        value: What `moved_like` made of it.
+
+    Returns:
+        False, and nothing is changed: `parameter` is none, or something refers to it that would not follow.
+    """
+    if not isinstance(parameter, nn.Parameter) or parameter is value:
+        return False
+    with DisableTorchFunctionSubclass():
+        before = [(each, type(each), each.__dict__) for each in (parameter, value)]
+        hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+        try:
+            torch.utils.swap_tensors(parameter, value)
+        except RuntimeError:
+            for each, kind, attributes in before:
+                each.__class__, each.__dict__ = kind, attributes
+            return False
+        # Dicts of hooks belong to the object, what calls them to what it holds.
+        if parameter.requires_grad:
+            parameter._backward_hooks, parameter._post_accumulate_grad_hooks = hooks
+            if isinstance(parameter, virtual.VirtualTensor):
+                virtual.guard_hooks(parameter)
+    return True
+
+
+def moved_in_place(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return `tensor` on `device`, with its gradient: itself if it is there or is a parameter that can be moved
+    (`take_over`)."""
+    if tensor.device == device:
+        return tensor
+    moved = moved_like(tensor, device)
+    if tensor.is_leaf and tensor.grad is not None:
+        moved.grad = tensor.grad.to(device)
+    return tensor if take_over(tensor, moved) else moved
 
 
 SecondPlace = tuple[list[Any], int]

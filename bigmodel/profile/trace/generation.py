@@ -390,7 +390,7 @@ def encode_media(session: Session, media: Mapping[str, Any]) -> tuple[dict[str, 
 def kept_ids(session: Session, config: Any) -> list[torch.Tensor]:
     """Return the token ids that `generate` keeps as tensors, without the text: its special tokens (bos, eos, pad, the
     decoder's first), and those that Whisper's own loop suppresses or ends a text of full length with. Elsewhere the
-    processors of scores hold such ids."""
+    processors of scores hold such ids. Where no config says which token ends a text, as CPM-Ant's, callers do."""
     generation = getattr(session.model, "generation_config", None)
     named = [generation, config.get_text_config(decoder=True)]
 
@@ -398,6 +398,7 @@ def kept_ids(session: Session, config: Any) -> list[torch.Tensor]:
         return next((value for each in settings if (value := getattr(each, name, None)) is not None), None)
 
     begin, end, pad = (ids_of(f"{kind}_token_id", *named) for kind in ("bos", "eos", "pad"))
+    end = 0 if end is None else end  # whichever it is
     seq2seq = getattr(config, "is_encoder_decoder", False)
     first = ids_of("decoder_start_token_id", *(named if seq2seq else [generation]))
     kinds = [begin, end, end if pad is None else pad, first]

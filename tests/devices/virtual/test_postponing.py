@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from bigmodel import dispatch_model
 from bigmodel.devices import max_memory_allocated, memory_allocated, virtual
 from bigmodel.devices.native_threads import let_threads_finish
 from tests.preloaded import run
@@ -132,3 +133,73 @@ def test_python_code_in_a_backward_pass_gets_the_error_at_once() -> None:
     finally:
         virtual.disable()
     assert len(caught) == 1
+
+
+def refuse(*_: object) -> None:
+    raise ValueError("the hook refuses")
+
+
+def hook_tensor(x: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    hidden = model(x)
+    hidden.register_hook(refuse)
+    return hidden
+
+
+def hook_moved_leaf(x: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    weight = nn.Parameter(torch.ones(4))
+    weight.register_hook(refuse)
+    return model(x) * dispatch_model(Scale(weight), {"": 0}).weight
+
+
+def hook_leaf(x: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    model.weight.register_post_accumulate_grad_hook(refuse)  # type: ignore[operator, union-attr]
+    return model(x)
+
+
+def hook_module(x: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    model.register_full_backward_hook(refuse)
+    return model(x)
+
+
+def hook_module_before(x: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    model.register_full_backward_pre_hook(refuse)
+    return model(x)
+
+
+class Scale(nn.Module):
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+
+HOOKS = (hook_tensor, hook_moved_leaf, hook_leaf, hook_module, hook_module_before)
+
+
+def raise_in_every_hook() -> None:
+    """Each backward pass raises its hook's error and leaves nothing behind for the next."""
+    virtual.enable(count=1)
+    for hooked in HOOKS:
+        x = torch.ones(2, 4, device=DEVICE, requires_grad=True)
+        loss = hooked(x, nn.Linear(4, 4).to(DEVICE)).sum()
+        with pytest.raises(ValueError, match="the hook refuses"):
+            loss.backward()
+        torch.ones(2, device=DEVICE, requires_grad=True).exp().sum().backward()
+
+
+@pytest.mark.slow
+def test_an_error_of_a_hook_is_raised_by_the_backward_pass() -> None:
+    done = run(["-c", f"from {__name__} import *\nraise_in_every_hook()"])
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_hook_is_removed_by_its_handle_and_changes_gradients_as_elsewhere() -> None:
+    virtual.enable(count=1)
+    try:
+        x = torch.ones(3, device=DEVICE, requires_grad=True)
+        x.register_hook(lambda gradient: gradient * 2)
+        x.register_hook(refuse).remove()
+        (x * 3).sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [6.0] * 3
+    finally:
+        virtual.disable()

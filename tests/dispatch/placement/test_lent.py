@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,9 +181,38 @@ class Deep(nn.Module):
         return self.l(self.n(self.m(x))) @ self.m.l.weight
 
 
+class ByComputedName(Three):
+    """Makes the names of layers and of their weights as it runs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index in range(2):
+            layer = getattr(self, chr(ord("a") + index), self.l)
+            x = F.linear(x, getattr(layer, "".join(["wei", "ght"])))
+        return super().forward(x)
+
+
+class ByPath(Three):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = [functools.reduce(getattr, f"{name}.weight".split("."), self) for name in "lab"]
+        return super().forward(x) @ torch.stack(weights).sum(0)  # type: ignore[arg-type]
+
+
+class OfChildren(Three):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.children():
+            x = F.linear(x, layer.weight)
+        return x
+
+
+class OfRegistries(Three):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held = [weight for layer in self._modules.values() for weight in layer._parameters.values()]
+        return super().forward(x) + sum(weight.sum() for weight in held)
+
+
 KINDS: list[Callable[[], nn.Module]] = [
     OnOutputs, OnInputs, OfAll, Penalised, Parameters, ByProperty, ByName, ByFunction, Listed, Attributes, Hooked,
-    Buffers, Borrowed, OwnScale, Deep,
+    Buffers, Borrowed, OwnScale, Deep, ByComputedName, ByPath, OfChildren, OfRegistries,
 ]  # fmt: skip
 MAPS: dict[str, tuple[tuple[int | str, ...], dict[str, Any]]] = {
     "resident": ((0, 1), {}),
@@ -284,11 +314,14 @@ def test_names_of_libraries_common_code_are_not_read() -> None:
 
 
 class Hidden(Three):
-    """Reads a weight in a way that no code of its own names."""
+    """Reads a weight in a way that no code of its own shows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        names = "".join(["wei", "ght"])
-        return self.b(self.a(x)) @ getattr(self.l, names)
+        return self.b(self.a(x)) @ _second_weight(self)
+
+
+_second_weight = operator.attrgetter("l.weight")
+"""Stands for a compiled function."""
 
 
 def test_what_is_not_found_is_one_clear_error_when_it_happens() -> None:
