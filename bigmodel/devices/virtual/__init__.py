@@ -68,6 +68,7 @@ def enable(
     seed: int | None = None,
     caching: Caching | None = None,
     late_compute: bool | None = None,
+    launch_cost: float = 0.0,
 ) -> None:
     """Make `count` virtual accelerators available as ``"virtual:0"``, ``"virtual:1"``, ...
 
@@ -87,13 +88,18 @@ def enable(
         late_compute: Compute after operations were launched, too, on strict accelerators; None: if
             ``BIGMODEL_VIRTUAL_STRICT`` is ``late``.
         caching: Give memory out as PyTorch's allocator for CUDA does, rounded and in segments; None: to the byte.
+        launch_cost: Seconds that the host is busy with each operation or copy that it launches, besides what Python
+            takes: views and new memory without elements are none.
 
     Raises:
         DeviceError: A number is negative, or the number of capacities differs from `count`. Nothing is changed.
         SizeError: A capacity is not a size. Nothing is changed.
     """
-    if min(count, bandwidth or 0, latency) < 0:
-        raise DeviceError(f"count {count}, bandwidth {bandwidth} and latency {latency} must not be negative")
+    if min(count, bandwidth or 0, latency, launch_cost) < 0:
+        raise DeviceError(
+            f"count {count}, bandwidth {bandwidth}, latency {latency} and launch_cost {launch_cost} "
+            "must not be negative"
+        )
     given = list(capacity) if isinstance(capacity, (list, tuple)) else [capacity] * count
     if len(given) != count:
         raise DeviceError(f"{len(given)} capacities were given for {count} virtual accelerators")
@@ -107,16 +113,22 @@ def enable(
         if index == len(board.arenas):
             board.arenas.append(Arena(index, caching=caching))
             board.links.append(VirtualLink())
-        configure(index, capacities[index], bandwidth, latency)
+        configure(index, capacities[index], bandwidth, latency, launch_cost)
     del board.arenas[count:], board.links[count:]
 
 
-def configure(index: int, capacity: Capacity = None, bandwidth: float | None = None, latency: float = 0.0) -> None:
-    """Set the capacity (bytes or text) and link (bytes per second, seconds) of one device, and reset its peak."""
+def configure(
+    index: int,
+    capacity: Capacity = None,
+    bandwidth: float | None = None,
+    latency: float = 0.0,
+    launch_cost: float = 0.0,
+) -> None:
+    """Set one device as `enable` sets all, and reset its peak."""
     arena, link_ = board.arena(index), board.links[index]
     arena.capacity = None if capacity is None else parse_size(capacity)
     arena.reset_peak()
-    link_.bandwidth, link_.latency = bandwidth, latency
+    link_.bandwidth, link_.latency, link_.launch_cost = bandwidth, latency, launch_cost
     arena.strict = board.strict and not bandwidth
 
 

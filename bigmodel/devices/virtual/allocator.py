@@ -52,7 +52,7 @@ class Counter:
         self.peak = self.now
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
     """A range of one segment.
 

@@ -60,6 +60,8 @@ class _Entry(weakref.ref[Allocation]):
         then: Frees it at once when it is gone.
     """
 
+    __slots__ = ("address", "block", "history", "storage", "then")
+
     address: int
     block: Block
     history: History | None
@@ -147,7 +149,8 @@ class Arena:
             return None
         address = storage.data_ptr()
         with self._lock:
-            self._free_ended()
+            if self._ended or self._is_torn:
+                self._free_ended()
             known = self._by_address.get(address)
             if known is not None:
                 allocation = known()
@@ -174,9 +177,11 @@ class Arena:
 
     def need_workspace(self) -> None:
         """Allocate the workspace of matrix products on the current stream, unless it has one."""
+        if not self.workspace:
+            return
         with self._lock:
             number = current_stream(self.index).number
-            if self.workspace and number not in self._workspaces:
+            if number not in self._workspaces:
                 self._free_ended()
                 self._is_at_work = self._is_torn = True
                 try:
@@ -238,12 +243,13 @@ class Arena:
         """Free an allocation that has ended, unless it is freed or was never entered."""
         if not isinstance(entry, _Entry) or self._by_address.get(getattr(entry, "address", 0)) is not entry:
             return
-        users = () if entry.history is None else entry.history.users.values()
+        history, unfinished = entry.history, []
         if entry.storage is not None and _is_read_still(entry.storage, entry.address):
-            _poison(entry.storage, entry.history)
-        if entry.history is not None:
-            detector.freed(entry.history)
-        unfinished = [user.record_event().has_passed for user in users]
+            _poison(entry.storage, history)
+        if history is not None:
+            detector.freed(history)
+            if history.users:
+                unfinished = [user.record_event().has_passed for user in history.users.values()]
         self._is_torn = True
         del self._by_address[entry.address]
         self._memory.free(entry.block, unfinished)

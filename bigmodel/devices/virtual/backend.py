@@ -68,7 +68,7 @@ class BackendModule:
         return index < len(board.arenas) and board.arenas[index].strict
 
     def synchronize(self, device: object = None) -> None:
-        """Wait for all work on all devices."""
+        """Wait for all work on `device`; None: on that of the current stream, and on no other."""
         streams.synchronize(device)
 
     def empty_cache(self) -> None:
@@ -137,8 +137,10 @@ def register() -> None:
             return
         _setup_privateuseone_for_python_backend(TYPE, backend_module=BackendModule())
         library = torch.library.Library("aten", "IMPL")
-        for name in ("empty.memory_format", "empty_strided", *_FACTORIES):
+        for name in ("empty.memory_format", "empty_strided"):
             library.impl(name, _factory(_overload(name)), "PrivateUse1")
+        for name in _FACTORIES:
+            library.impl(name, _factory(_overload(name), is_launched=True), "PrivateUse1")
         library.impl("_efficientzerotensor", _factory(torch.ops.aten.zeros.default), "PrivateUse1")
         library.impl("_copy_from", _copy_from, "PrivateUse1")
         library.impl("_local_scalar_dense", _number, "PrivateUse1")
@@ -155,8 +157,10 @@ def _overload(name: str) -> Callable[..., torch.Tensor]:
     return result
 
 
-def _factory(operation: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _factory(operation: Callable[..., torch.Tensor], is_launched: bool = False) -> Callable[..., torch.Tensor]:
     def make(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> torch.Tensor:
+        if is_launched:
+            board.launch(index_of(device))
         return VirtualTensor(operation(*args, device=torch.device("cpu"), **kwargs), index_of(device))
 
     return make

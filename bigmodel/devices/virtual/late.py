@@ -9,45 +9,19 @@ of unknown shape, that change the metadata of a tensor, or that fail with zeros.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
-from torch._ops import OpOverload
+from torch._C import DispatchKey, DispatchKeySet
 
 from .host_copies import GARBAGE
 from .races import Access, detector
-from .roles import roles_of
 from .streams import Stream, current_stream, is_compute_late
+from .traits import Traits
 
-aten = torch.ops.aten
-
-_AT_LAUNCH = {
-    torch.Tag.nondeterministic_seeded,
-    torch.Tag.dynamic_output_shape,
-    torch.Tag.data_dependent_output,
-    torch.Tag.inplace_view,
-}
-"""Tags of operations that are computed when they are launched."""
-
-
-class _Kind(NamedTuple):
-    """What is known of an operation before its arguments are.
-
-    Attributes:
-        is_queued: Whether it may be computed late.
-        touches: Whether it accesses memory at all, or changes the metadata of a tensor.
-        returned: Position of the argument that it writes to and returns; None: it returns new tensors.
-        returns: Whether it returns anything.
-    """
-
-    is_queued: bool
-    touches: bool
-    returned: int | None
-    returns: bool
+_HOST = torch.device("cpu")
 
 
 class _New(NamedTuple):
@@ -57,25 +31,6 @@ class _New(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
     storage_bytes: int
-
-
-@cache
-def _kind_of(func: OpOverload) -> _Kind:
-    schema = func._schema
-    touches = schema.is_mutable or roles_of(func) is not None
-    written = [
-        position
-        for position, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    tags = set(func.tags) - ({torch.Tag.dynamic_output_shape} if func is aten.index.Tensor else set())
-    is_queued = not func.is_view and roles_of(func) is not None and not tags & _AT_LAUNCH
-    if written:
-        # In place: one argument, or lists of them. Those with `out=` may resize it, others return new tensors beside.
-        plain = not any(schema.arguments[position].kwarg_only for position in written)
-        is_queued = is_queued and plain and (not schema.returns or (len(written) == 1 and len(schema.returns) == 1))
-    returned = written[0] if written and schema.returns else None
-    return _Kind(is_queued, touches, returned, bool(schema.returns))
 
 
 MOST_KNOWN = 20_000
@@ -91,22 +46,22 @@ def is_late(index: int | None) -> bool:
 
 
 def queue(
-    func: OpOverload,
-    kernel: Callable[..., Any],
+    traits: Traits,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     on_device: Any,
+    reads_host: bool,
     index: int,
     launched: Access | None,
 ) -> Any:
     """Queue an operation on the current stream of device `index`, or compute it if it must not be late.
 
     Args:
-        func: The operation.
-        kernel: Computes it.
+        traits: What is known of the operation.
         args: Its arguments; tensors are those of the host that hold the elements.
         kwargs: Its keyword arguments, of the same kind.
         on_device: Holds the ids of tensors that are the device's; others are read now, as at a launch.
+        reads_host: Whether there are others.
         index: The device.
         launched: Where it was launched.
 
@@ -114,52 +69,103 @@ def queue(
         What the kernel returns; new tensors may hold garbage so far.
     """
     with detector.lock:
-        stream, kind = current_stream(index), _kind_of(func)
-        key = _key((func, args, kwargs)) if kind.is_queued else None
-        if key is None:
-            if kind.touches:
+        stream = current_stream(index)
+        if not traits.is_queued or (traits.is_indexed and _has_masks(args[1])):
+            if traits.touches:
                 stream.run_delayed(for_host=False)
-            return kernel(*args, **kwargs)
-        args, kwargs = _read_now(args, on_device), _read_now(kwargs, on_device)
-        if kind.returned is not None or not kind.returns:
-            _delay(stream, kernel, args, kwargs, [], launched)
-            return None if kind.returned is None else args[kind.returned]
-        if key not in _outputs:
-            if len(_outputs) >= MOST_KNOWN:
-                _outputs.clear()
-            _outputs[key] = _found(kernel, args, kwargs)
-        found = _outputs[key]
+            return traits.kernel(*args, **kwargs)
+        if reads_host:
+            args, kwargs = _read_now(args, on_device), _read_now(kwargs, on_device)
+        if traits.returned is not None or not traits.returns:
+            _delay(stream, traits, args, kwargs, (), launched)
+            return None if traits.returned is None else args[traits.returned]
+        found = _known_outputs(traits, args, kwargs)
         if found is None:
             stream.run_delayed(for_host=False)
-            return kernel(*args, **kwargs)
-        made = [None if each is None else _empty(each) for each in (found if isinstance(found, list) else [found])]
-        _delay(stream, kernel, args, kwargs, made, launched)
-        return tuple(made) if isinstance(found, list) else made[0]
+            return traits.kernel(*args, **kwargs)
+        if isinstance(found, _New):
+            one = _empty(found)
+            _delay(stream, traits, args, kwargs, (one,), launched)
+            return one
+        made = tuple([None if each is None else _empty(each) for each in found])
+        _delay(stream, traits, args, kwargs, made, launched)
+        return made
 
 
 def _delay(
     stream: Stream,
-    kernel: Callable[..., Any],
+    traits: Traits,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    made: list[Tensor | None],
+    made: tuple[Tensor | None, ...],
     launched: Access | None,
 ) -> None:
-    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    for key in (DispatchKey.Python, DispatchKey.PythonTLSSnapshot):  # modes that are active when it is computed
-        include, exclude = include.remove(key), exclude.add(key)
+    include, exclude = _keys_at_launch()
 
     def compute() -> None:
         with torch._C._ForceDispatchKeyGuard(include, exclude), torch._C.DisableTorchFunction():
             try:
-                results = kernel(*args, **kwargs)
+                results = traits.kernel(*args, **kwargs)
             except Exception as error:
                 raise RuntimeError(f"an operation failed after it had been launched: {launched}: {error}") from error
-            for target, result in zip(made, results if isinstance(results, (list, tuple)) else [results]):
-                if target is not None:
-                    target.copy_(result)
+            if made:
+                for target, result in zip(made, results if isinstance(results, (list, tuple)) else (results,)):
+                    if target is not None:
+                        target.copy_(result)
 
     stream.delay_compute(compute)
+
+
+_keys: dict[tuple[int, int], tuple[DispatchKeySet, DispatchKeySet]] = {}
+
+
+def _keys_at_launch() -> tuple[DispatchKeySet, DispatchKeySet]:
+    """Return the dispatch keys that are included and excluded now, without modes: some may be active later."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    raw = include.raw_repr(), exclude.raw_repr()
+    found = _keys.get(raw)
+    if found is None:
+        for key in (DispatchKey.Python, DispatchKey.PythonTLSSnapshot):
+            include, exclude = include.remove(key), exclude.add(key)
+        found = _keys[raw] = include, exclude
+    return found
+
+
+def _known_outputs(traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what an operation returns for arguments of this metadata; None if it is computed at launch."""
+    parts: list[Any] = [traits]
+    _describe(args, parts)
+    if kwargs:
+        for name in sorted(kwargs):
+            parts.append(name)
+            _describe((kwargs[name],), parts)
+    key = tuple(parts)
+    try:
+        return _outputs[key]
+    except KeyError:
+        if len(_outputs) >= MOST_KNOWN:
+            _outputs.clear()
+        found = _outputs[key] = _found(traits.kernel, args, kwargs)
+        return found
+    except TypeError:  # an argument has no hash
+        return None
+
+
+def _describe(values: Iterable[Any], parts: list[Any]) -> None:
+    """Add what tells calls of different outputs apart."""
+    for value in values:
+        if isinstance(value, Tensor):
+            parts += (value.shape, value.stride(), value.dtype)
+        elif isinstance(value, (list, tuple)):
+            parts += (type(value), len(value))
+            _describe(value, parts)
+        else:
+            parts += (type(value), value)
+
+
+def _has_masks(indices: Iterable[Tensor | None]) -> bool:
+    """Whether how much is indexed depends on what the indices hold."""
+    return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices)
 
 
 def _found(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -180,17 +186,21 @@ def _found(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         None if each is None else _New(each.size(), each.stride(), each.dtype, each.untyped_storage().nbytes())
         for each in several
     ]
-    if any(_empty(each).untyped_storage().nbytes() != each.storage_bytes for each in new if each is not None):
+    if any(_made(each).untyped_storage().nbytes() != each.storage_bytes for each in new if each is not None):
         return None
     return new if isinstance(results, (list, tuple)) else new[0]
 
 
 def _empty(new: _New) -> Tensor:
     """Return a tensor that holds garbage."""
-    made = torch.empty_strided(new.size, new.stride, dtype=new.dtype, device="cpu")
-    if made.numel():
-        ctypes.memset(made.data_ptr(), 0 if new.dtype == torch.bool else GARBAGE, made.untyped_storage().nbytes())
+    made = _made(new)
+    if new.storage_bytes:
+        ctypes.memset(made.data_ptr(), 0 if new.dtype is torch.bool else GARBAGE, new.storage_bytes)
     return made
+
+
+def _made(new: _New) -> Tensor:
+    return torch.empty_strided(new.size, new.stride, dtype=new.dtype, device=_HOST)
 
 
 def _zeros(value: Any, made: list[Tensor]) -> Any:
@@ -215,29 +225,3 @@ def _read_now(value: Any, on_device: Any) -> Any:
     if isinstance(value, dict):
         return {name: _read_now(each, on_device) for name, each in value.items()}
     return value
-
-
-def _key(value: Any) -> Any:
-    """Return what tells calls of different outputs apart; None if an operation must not be queued for its arguments."""
-    parts = tuple(_parts(value))
-    try:
-        hash(parts)
-    except TypeError:
-        return None
-    indices = value[1][1] if value[0] is aten.index.Tensor else ()
-    return None if any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices) else parts
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, Tensor):
-        yield value.size(), value.stride(), value.dtype
-    elif isinstance(value, (list, tuple)):
-        yield type(value), len(value)
-        for each in value:
-            yield from _parts(each)
-    elif isinstance(value, dict):
-        for name in sorted(value):
-            yield name
-            yield from _parts(value[name])
-    else:
-        yield type(value), value

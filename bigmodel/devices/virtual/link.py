@@ -1,4 +1,4 @@
-"""The link between host memory and one virtual accelerator: a bandwidth, a latency, and counters."""
+"""The link between the host and one virtual accelerator: a bandwidth, a latency, what a launch costs, and counters."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ class VirtualLink:
     Args:
         bandwidth: Bytes per second in each direction; None: the speed of host memory.
         latency: Seconds per copy; ignored without a bandwidth.
+        launch_cost: Seconds that the host is busy with each operation or copy that it launches, besides Python's own.
     """
 
-    def __init__(self, bandwidth: float | None = None, latency: float = 0.0) -> None:
+    def __init__(self, bandwidth: float | None = None, latency: float = 0.0, launch_cost: float = 0.0) -> None:
         self.bandwidth = bandwidth
         self.latency = latency
+        self.launch_cost = launch_cost
         self.bytes_to_device = 0
         self.bytes_to_host = 0
         self._free = {True: 0.0, False: 0.0}
@@ -47,6 +49,11 @@ class VirtualLink:
                 self.bytes_to_device += nbytes
             else:
                 self.bytes_to_host += nbytes
+
+    def launch(self) -> None:
+        """Hold the calling thread as long as a launch takes it."""
+        if self.launch_cost:
+            _sleep_until(time.perf_counter() + self.launch_cost)
 
     def seconds(self, nbytes: int) -> float:
         """Return how long `nbytes` occupy the link."""

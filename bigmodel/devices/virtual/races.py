@@ -14,10 +14,10 @@ one has finished before its own next launch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType
-from typing import Any, NamedTuple, Protocol
+from types import CodeType, FrameType
+from typing import Any, Protocol
 
 import torch
 
@@ -25,7 +25,7 @@ from ...errors import RaceError
 from ..forks import new_rlock
 
 Place = tuple[CodeType, int]
-"""A line of the program: its code and number."""
+"""Where the program was: its code, and the index of the instruction, of which the line is looked up if it is needed."""
 
 Clock = dict[int, int]
 """For each stream, by number, the last of its launches that is ordered before."""
@@ -55,8 +55,8 @@ class Queue(Protocol):
         """Whether any work up to `position` has not been done."""
         ...
 
-    def run_delayed(self, position: int | None = None) -> None:
-        """Do the work up to `position`."""
+    def run_delayed(self, position: int | None = None, for_host: bool = True) -> None:
+        """Do the work up to `position`; without `for_host`, leave what only the host can tell apart."""
         ...
 
     def when_done(self, run: Callable[[], None], others: Iterable[tuple[Queue, int]] = ()) -> None:
@@ -70,7 +70,7 @@ class Access:
     Attributes:
         stream: The stream that it was launched on.
         time: When, counted in launches.
-        what: The operation.
+        what: The operation, or what it does.
         place: Where in the program it was launched.
         used: Whether anything has read what it wrote.
         torn: What is wrong with what it wrote, if anything: to be reported if that is read.
@@ -78,7 +78,7 @@ class Access:
 
     __slots__ = ("place", "stream", "time", "torn", "used", "what")
 
-    def __init__(self, stream: Queue, time: int, what: str, place: Place | None) -> None:
+    def __init__(self, stream: Queue, time: int, what: object, place: Place | None) -> None:
         self.stream = stream
         self.time = time
         self.what = what
@@ -90,28 +90,6 @@ class Access:
         return f"{self.what} on {self.stream} at {_named(self.place)}"
 
 
-class Range(NamedTuple):
-    """Bytes of one allocation."""
-
-    history: History
-    begin: int
-    end: int
-
-
-class _Entry(NamedTuple):
-    """An access to a range of bytes that later ones may conflict with."""
-
-    begin: int
-    end: int
-    access: Access
-
-    def overlaps(self, other: Range) -> bool:
-        return self.begin < other.end and other.begin < self.end
-
-    def is_within(self, other: Range) -> bool:
-        return other.begin <= self.begin and self.end <= other.end
-
-
 class History:
     """The last accesses to one allocation that later ones may conflict with.
 
@@ -119,8 +97,8 @@ class History:
         nbytes: Its bytes.
         home: The stream that it was allocated on.
         users: Further streams that the allocator was told of, by number.
-        writes: Those that write. The first is the allocation itself, since work of the memory's previous owner,
-            launched on the same stream before, may still use it.
+        writes: Those that write: first byte, the one after the last, access. The first is the allocation itself, since
+            work of the memory's previous owner, launched on the same stream before, may still use it.
         reads: Those that read, since the last write of the same bytes: the last of each stream and range.
     """
 
@@ -130,8 +108,18 @@ class History:
         self.nbytes = nbytes
         self.home = allocated.stream
         self.users: dict[int, Queue] = {}
-        self.writes = [_Entry(0, nbytes, allocated)]
-        self.reads: dict[tuple[int, int, int], _Entry] = {}
+        self.writes: list[tuple[int, int, Access]] = [(0, nbytes, allocated)]
+        self.reads: dict[tuple[int, int, int], Access] = {}
+
+    def accesses(self) -> Iterator[Access]:
+        """Yield all of them."""
+        for _begin, _end, access in self.writes:
+            yield access
+        yield from self.reads.values()
+
+
+Range = tuple[History, int, int]
+"""Bytes of one allocation: the first, and the one after the last."""
 
 
 class Detector:
@@ -157,7 +145,7 @@ class Detector:
             self._floor = self.time
             self.host.clear()
 
-    def launch(self, stream: Queue, what: str, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> Access:
+    def launch(self, stream: Queue, what: object, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> Access:
         """Record an operation of `stream` and its accesses.
 
         Raises:
@@ -178,14 +166,15 @@ class Detector:
 
     def freed(self, history: History) -> None:
         """Report work of other streams that may still use memory which is free now. Nothing is raised."""
+        home = history.home
         with self.lock:
-            for entry in (*history.writes, *history.reads.values()):
-                access = entry.access
-                if access.stream.number not in history.users and not self.is_ordered(access, history.home):
-                    self.reports.append(
-                        f"memory of {history.nbytes} bytes was freed at {_named(_place())} while another stream may "
-                        f"use it: {access}; call record_stream, or wait for that stream first"
-                    )
+            for access in history.accesses():
+                if access.stream is home or access.stream.number in history.users or self.is_ordered(access, home):
+                    continue
+                self.reports.append(
+                    f"memory of {history.nbytes} bytes was freed at {_named(_place())} while another stream may "
+                    f"use it: {access}; call record_stream, or wait for that stream first"
+                )
 
     def is_ordered(self, earlier: Access, stream: Queue) -> bool:
         """Whether the next launch of `stream` runs after `earlier` has finished."""
@@ -208,28 +197,35 @@ class Detector:
 
     def _read(self, access: Access, read: Range) -> None:
         history, begin, end = read
-        for entry in history.writes:
-            if entry.overlaps(read):
-                self._check(access, "reads", read, entry)
-                entry.access.used = True
-        history.reads[access.stream.number, begin, end] = _Entry(begin, end, access)
+        for first, last, earlier in history.writes:
+            if first < end and begin < last:
+                if earlier.stream is not access.stream or earlier.torn is not None:
+                    self._check(access, "reads", read, earlier)
+                earlier.used = True
+        history.reads[access.stream.number, begin, end] = access
 
     def _write(self, access: Access, written: Range) -> None:
         history, begin, end = written
-        for entry in (*history.writes, *history.reads.values()):
-            if entry.overlaps(written):
-                self._check(access, "writes", written, entry)
-        history.writes = [entry for entry in history.writes if not entry.is_within(written)]
-        history.writes.append(_Entry(begin, end, access))
+        kept = []
+        for entry in history.writes:
+            first, last, earlier = entry
+            if first < end and begin < last and earlier.stream is not access.stream:
+                self._check(access, "writes", written, earlier)
+            if first < begin or end < last:
+                kept.append(entry)
         if history.reads:
-            history.reads = {key: entry for key, entry in history.reads.items() if not entry.is_within(written)}
+            for (_, first, last), earlier in history.reads.items():
+                if first < end and begin < last and earlier.stream is not access.stream:
+                    self._check(access, "writes", written, earlier)
+            history.reads = {key: earlier for key, earlier in history.reads.items() if key[1] < begin or end < key[2]}
+        kept.append((begin, end, access))
+        history.writes = kept
 
-    def _check(self, access: Access, does: str, where: Range, entry: _Entry) -> None:
-        earlier = entry.access
+    def _check(self, access: Access, does: str, where: Range, earlier: Access) -> None:
+        history, begin, end = where
         if earlier.stream is not access.stream and not self.is_ordered(earlier, access.stream):
             raise self.report(
-                f"{access} {does} bytes {where.begin} to {where.end} of {where.history.nbytes}, "
-                f"and no event orders it after {earlier}"
+                f"{access} {does} bytes {begin} to {end} of {history.nbytes}, and no event orders it after {earlier}"
             )
         if earlier.torn is not None and does == "reads":
             raise self.report(f"{access} reads what is torn: {earlier.torn}")
@@ -242,16 +238,30 @@ def joined(clock: Clock, other: Mapping[int, int]) -> None:
             clock[number] = time
 
 
+_is_inside: dict[str, bool] = {}
+"""Whether frames of a file are not reported, by its name."""
+
+
 def _place() -> Place | None:
     """Return where the running operation was called: the innermost frame outside torch and this package."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
-        frame = frame.f_back  # type: ignore[assignment]
-    return None if frame is None else (frame.f_code, frame.f_lineno)
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        inside = _is_inside.get(code.co_filename)
+        if inside is None:
+            inside = _is_inside[code.co_filename] = code.co_filename.startswith(_INSIDE)
+        if not inside:
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None
 
 
 def _named(place: Place | None) -> str:
-    return "an unknown place" if place is None else f"{place[0].co_filename}:{place[1]} in {place[0].co_name}"
+    if place is None:
+        return "an unknown place"
+    code, instruction = place
+    line = next((line for begin, end, line in code.co_lines() if begin <= instruction < end), code.co_firstlineno)
+    return f"{code.co_filename}:{line} in {code.co_name}"
 
 
 detector = Detector()

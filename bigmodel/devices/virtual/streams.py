@@ -15,6 +15,8 @@ import itertools
 import os
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -33,16 +35,28 @@ _numbers = itertools.count(1)
 class _Delayed(NamedTuple):
     """Work of a stream that has not been done: an operation, a copy, a wait for an event, or the time stamp of one.
 
-    `arrives` says where a copy to the host does, on which no later work of the stream depends.
+    Attributes:
+        position: Its place in the stream.
+        run: Does it; None: it only waits.
+        arrives: Where a copy to the host arrives, on which no later work of the stream depends.
+        after: Streams whose work up to a position comes before.
     """
 
     position: int
-    run: Callable[[], None]
-    arrives: Arrival | None
+    run: Callable[[], None] | None
+    arrives: Arrival | None = None
+    after: tuple[tuple[Queue, int], ...] = ()
+
+    def is_over(self) -> bool:
+        """Whether it is a wait for what has been done."""
+        return self.run is None and not any(other.has_delayed(position) for other, position in self.after)
 
 
 class Stream:
     """A queue of work on one device, done in order.
+
+    What only the host can tell apart, copies to its memory and waits for such copies of other streams, is not done
+    before the host waits, also if later work of the stream has been.
 
     Args:
         device: The device; None: the current one.
@@ -54,8 +68,12 @@ class Stream:
         self.number = next(_numbers)
         self.known: Clock = {}
         self.position = 0
-        self._delayed: list[_Delayed] = []
+        self._delayed: deque[_Delayed] = deque()
+        self._for_host: deque[_Delayed] = deque()
+        self._arriving = 0
         self._polls = 0
+        with detector.lock:
+            _state.streams.add(self)
 
     def __repr__(self) -> str:
         return f"{'the default stream' if self.is_default else f'stream {self.number}'} of {self.device}"
@@ -71,7 +89,7 @@ class Stream:
             joined(self.known, event.clock)
             recorded, position = event.stream, event.position
             if recorded is not None and recorded is not self and recorded.has_delayed(position):
-                self.delay(lambda: recorded.run_delayed(position))
+                self.delay(None, after=((recorded, position),))
 
     def wait_stream(self, other: Stream) -> None:
         """Let all later work of this stream run after all present work of `other`."""
@@ -109,9 +127,14 @@ class Stream:
         """Return what is ordered before the next launch, launches of this stream included."""
         return {**self.known, self.number: detector.time}
 
-    def delay(self, run: Callable[[], None], arrives: Arrival | None = None) -> None:
+    def delay(
+        self,
+        run: Callable[[], None] | None,
+        arrives: Arrival | None = None,
+        after: tuple[tuple[Queue, int], ...] = (),
+    ) -> None:
         """Queue work, and do it at once if the schedule says so."""
-        self._queue(run, arrives)
+        self._queue(run, arrives, after)
         if not _state.schedule.is_late():
             self.run_delayed()
 
@@ -124,45 +147,63 @@ class Stream:
     def when_done(self, run: Callable[[], None], others: Iterable[tuple[Queue, int]] = ()) -> None:
         """Call `run` after all present work of this stream and that of `others` up to a position; now if there is none.
 
-        Nothing else is done now: this is called while memory is freed, where no error may be raised.
+        Nothing else is done now: this is called while memory is freed, where no error may be raised. Copies to the host
+        have read the memory already.
         """
-        waits = [(other, position) for other, position in others if other.has_delayed(position)]
-        if not (waits or self._delayed):
-            run()
-            return
-
-        def after_all() -> None:
-            for other, position in waits:
-                other.run_delayed(position)
+        waits = tuple([(other, position) for other, position in others if other.has_delayed(position)])
+        if waits or self._delayed or self._for_host:
+            self._queue(run, None, waits)
+        else:
             run()
 
-        self._queue(after_all)
-
-    def _queue(self, run: Callable[[], None], arrives: Arrival | None = None) -> None:
+    def _queue(
+        self,
+        run: Callable[[], None] | None,
+        arrives: Arrival | None = None,
+        after: tuple[tuple[Queue, int], ...] = (),
+    ) -> None:
         self.position += 1
-        self._delayed.append(_Delayed(self.position, run, arrives))
+        self._delayed.append(_Delayed(self.position, run, arrives, after))
+        self._arriving += arrives is not None
         _state.busy.add(self)
 
     def has_delayed(self, position: int | None = None) -> bool:
         """Whether any work up to `position` has not been done."""
-        return bool(self._delayed) and (position is None or self._delayed[0].position <= position)
+        queue = self._for_host or self._delayed
+        return bool(queue) and (position is None or queue[0].position <= position)
 
     def run_delayed(self, position: int | None = None, for_host: bool = True) -> None:
-        """Do the work up to `position` (None: all); without `for_host`, leave copies to the host where they are."""
-        while self._delayed:
-            due = (each for each in self._delayed if for_host or each.arrives is None)
-            first = next(due, None)
-            if first is None or (position is not None and first.position > position):
-                return
-            self._delayed.remove(first)
-            if not self._delayed:
-                _state.busy.discard(self)
-            first.run()
+        """Do the work up to `position` (None: all); without `for_host`, leave what only the host can tell apart."""
+        while True:
+            queue = self._for_host if for_host and self._for_host else self._delayed
+            if not queue or (position is not None and queue[0].position > position):
+                break
+            first = queue.popleft()
+            # Work that is not a wait itself comes after others without telling the host anything of them.
+            for_others = for_host and first.run is None
+            for other, awaited in first.after:
+                other.run_delayed(awaited, for_others)
+            if not for_host and (first.arrives is not None or not (first.run is not None or first.is_over())):
+                self._leave_for_host(first)
+            elif first.run is not None:
+                self._arriving -= first.arrives is not None
+                first.run()
+        if not (self._delayed or self._for_host):
+            _state.busy.discard(self)
+
+    def _leave_for_host(self, work: _Delayed) -> None:
+        while self._for_host and self._for_host[0].is_over():
+            self._for_host.popleft()
+        self._for_host.append(work)
 
     def arrivals(self, memory: Span) -> list[tuple[int, Arrival]]:
         """Return the copies to this host memory that have not arrived, with their positions."""
+        if not self._arriving:
+            return []
         return [
-            (each.position, each.arrives) for each in self._delayed if each.arrives and each.arrives.overlaps(memory)
+            (each.position, each.arrives)
+            for each in (*self._for_host, *self._delayed)
+            if each.arrives and each.arrives.overlaps(memory)
         ]
 
 
@@ -269,6 +310,7 @@ class _State:
     Attributes:
         strict: Whether work may be late.
         schedule: How late it is.
+        streams: All streams that are alive.
         defaults: The default stream of each device: the same for all threads.
         busy: Streams with work to be done.
         waits: How often the host has waited.
@@ -277,6 +319,7 @@ class _State:
     def __init__(self) -> None:
         self.strict = False
         self.schedule = Schedule()
+        self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self.defaults: dict[int, Stream] = {}
         self.busy: set[Stream] = set()
         self.waits = HostWaits()
@@ -289,8 +332,7 @@ _current = _Current()
 def set_schedule(strict: bool, seed: int | None, late_compute: bool = False) -> None:
     """Finish all work; from now on work may be late, by the schedule with this seed, if `strict`."""
     with detector.lock:
-        synchronize()
-        detector.forget()
+        finish_all()
         for stream in _state.defaults.values():
             stream.known.clear()
         _state.strict, _state.schedule = strict, Schedule(seed, strict and late_compute)
@@ -320,8 +362,8 @@ def default_stream(device: Any = None) -> Stream:
 
 def current_stream(device: Any = None) -> Stream:
     """Return the stream that the calling thread launches work on."""
-    found = _current.streams.get(index_of(device))
-    return found if found is not None else default_stream(device)
+    index = device if type(device) is int else index_of(device)
+    return _current.streams.get(index) or _state.defaults.get(index) or default_stream(index)
 
 
 @contextmanager
@@ -345,7 +387,7 @@ def stream(chosen: Stream | None) -> Iterator[None]:
 
 def forked() -> None:
     """In a forked child, take everything as finished that its parent has launched."""
-    synchronize()
+    finish_all()
     for stream in _state.defaults.values():
         stream.known.clear()
 
@@ -366,9 +408,17 @@ def count_wait(copies_to_device: int = 0, copies_to_host: int = 0, synchronizati
 
 
 def synchronize(device: Any = None) -> None:
-    """Block the host until all work on all devices has been done."""
+    """Block the host until all work on `device` has been done; None: on the calling thread's device, and no other."""
+    index = index_of(device)
     with detector.lock:
         count_wait(synchronizations=1)
+        for stream in [each for each in _state.streams if each.device.index == index]:
+            stream.finish()
+
+
+def finish_all() -> None:
+    """Do all work on all devices, of which the host and all streams know then."""
+    with detector.lock:
         while _state.busy:
             next(iter(_state.busy)).run_delayed()
         detector.forget()

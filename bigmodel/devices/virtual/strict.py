@@ -3,8 +3,8 @@
 operation               runs on the current stream of its device, now or later
 copy, blocking          runs on the current stream, and the host waits for all work of that stream
 copy from pinned memory, non-blocking         the host goes on: it must not write to the source before it has waited
-copy from pageable memory, non-blocking       the host first waits for earlier work of the stream; then the source
-                                              is copied before the call returns
+copy from pageable memory, non-blocking       the source is copied before the call returns, after earlier work of
+                                              the stream: CUDA may wait for that, so the host knows no more than before
 copy to the host, non-blocking                the target holds garbage until the host has waited
 copy between devices    runs on the current stream of the source, in order with that of the destination
 """
@@ -16,24 +16,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from .host_copies import delayed_copy, is_dense, late_arrival, span, watch
 from .pinned import pinned_memory
 from .races import Access, History, Range, detector
-from .roles import GATHERED, roles_of, rows_read, tensors_in
+from .roles import rows_read, tensors_in
 from .streams import await_arrivals, count_wait, current_stream, is_compute_late
-
-aten = torch.ops.aten
+from .traits import Traits
 
 
 def launch(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], held: tuple[Any, ...], index: int | None
+    traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], held: tuple[Any, ...], index: int | None
 ) -> Access | None:
     """Check the accesses of an operation that is about to run on the current stream of device `index`.
 
     Args:
-        func: The operation.
+        traits: What is known of the operation.
         args: Its arguments.
         kwargs: Its keyword arguments.
         held: `args` with the host's tensors in the place of virtual ones.
@@ -45,38 +43,37 @@ def launch(
     Raises:
         RaceError: An access is not ordered after a conflicting one.
     """
-    roles = roles_of(func)
+    roles = traits.roles
     if index is None or roles is None:
         return None
     with detector.lock:
         stream = current_stream(index)
-        gathered = GATHERED.get(func)
+        gathered = traits.gathered
         if gathered is not None or not is_compute_late():
             stream.run_delayed(for_host=False)
         reads: list[Range] = []
         writes: list[Range] = []
         for position, value in enumerate(args):
             if position in roles.positions:
-                writes += _ranges(value)
+                _add_ranges(value, writes)
             elif position == gathered:
-                reads += _rows(value, rows_read(func, held))
+                _add_rows(value, rows_read(traits.func, held), reads)
             elif roles.reads:
-                reads += _ranges(value)
+                _add_ranges(value, reads)
         for name, value in kwargs.items():
             if name in roles.names:
-                writes += _ranges(value)
+                _add_ranges(value, writes)
             elif roles.reads:
-                reads += _ranges(value)
-        return detector.launch(stream, str(func), reads, writes)
+                _add_ranges(value, reads)
+        return detector.launch(stream, traits.func, reads, writes)
 
 
 def copy_to_device(
-    func: OpOverload, target: Tensor | None, source: Tensor, non_blocking: bool, index: int, run: Callable[[], Tensor]
+    target: Tensor | None, source: Tensor, non_blocking: bool, index: int, run: Callable[[], Tensor]
 ) -> Tensor:
     """Copy from the host to device `index`; return what holds the elements of the result.
 
     Args:
-        func: The operation.
         target: The tensor that is written to; None: a new one.
         source: The tensor on the host.
         non_blocking: As given to the operation.
@@ -88,8 +85,6 @@ def copy_to_device(
         asynchronous = non_blocking and pinned_memory.holds(source) and _is_read_in_place(target, source)
         if not asynchronous:
             count_wait(copies_to_device=1)
-        if non_blocking and not asynchronous:
-            stream.finish()
         writes = [] if target is None else _ranges(target)
         copied = detector.launch(stream, f"copy to {stream.device}", (), writes)
         if asynchronous:
@@ -101,9 +96,7 @@ def copy_to_device(
         return result
 
 
-def copy_to_host(
-    func: OpOverload, target: Tensor | None, source: Tensor, non_blocking: bool, index: int, run: Callable[[], Any]
-) -> Any:
+def copy_to_host(target: Tensor | None, source: Tensor, non_blocking: bool, index: int, run: Callable[[], Any]) -> Any:
     """Copy from device `index` to the host; the arguments are those of `copy_to_device`."""
     with detector.lock:
         stream = current_stream(index)
@@ -184,28 +177,48 @@ def _history(tensor: Tensor) -> History | None:
 
 def _ranges(value: Any) -> list[Range]:
     """Return the bytes that the virtual tensors of one argument span."""
-    found = []
-    for tensor in tensors_in(value):
-        history = _history(tensor)
-        if history is not None and tensor.numel():
-            size = tensor.element_size()
-            begin = int(tensor.storage_offset()) * size
-            found.append(Range(history, begin, begin + _spanned(tensor.shape, tensor.stride()) * size))
+    found: list[Range] = []
+    _add_ranges(value, found)
     return found
 
 
-def _rows(tensor: Any, rows: list[int] | None) -> list[Range]:
-    """Return the bytes of some rows of a virtual tensor; None: of all. A tensor without dimensions is its only row."""
+def _add_ranges(value: Any, found: list[Range]) -> None:
+    """Add the bytes that the virtual tensors of one argument span."""
+    if isinstance(value, Tensor):
+        _add_range(value, found)
+    elif isinstance(value, (list, tuple)):
+        for tensor in tensors_in(value):
+            _add_range(tensor, found)
+
+
+def _add_range(tensor: Any, found: list[Range]) -> None:
+    history = _history(tensor)
+    if history is None:
+        return
+    held: Tensor = tensor.held  # asking it takes less time than asking the tensor around it
+    nbytes: int = held.nbytes
+    if nbytes:
+        size = held.itemsize
+        begin = int(held.storage_offset()) * size
+        spanned = nbytes if held.is_contiguous() else _spanned(held.shape, held.stride()) * size
+        found.append((history, begin, begin + spanned))
+
+
+def _add_rows(tensor: Any, rows: list[int] | None, found: list[Range]) -> None:
+    """Add the bytes of some rows of a virtual tensor; None: of all. A tensor without dimensions is its only row."""
     if rows is None or not tensor.dim():
-        return _ranges(tensor)
+        _add_ranges(tensor, found)
+        return
     history = _history(tensor)
     if history is None or not tensor.numel():
-        return []
+        return
     size = tensor.element_size()
     span = _spanned(tensor.shape[1:], tensor.stride()[1:]) * size
     step = tensor.stride(0) * size
-    begins = (tensor.storage_offset() * size + row % tensor.shape[0] * step for row in rows)
-    return [Range(history, begin, begin + span) for begin in begins]
+    first = tensor.storage_offset() * size
+    for row in rows:
+        begin = first + row % tensor.shape[0] * step
+        found.append((history, begin, begin + span))
 
 
 def _spanned(shape: Any, stride: Any) -> int:

@@ -19,107 +19,16 @@ from torch.utils._pytree import tree_map
 
 from . import late, streams, strict
 from .arena import Allocation, Arena
-from .kernels import KERNELS
 from .link import VirtualLink
 from .postponing import GuardedHook, postponed
 from .races import Access
 from .streams import TYPE
 from .traced import is_traced, mode_of, run_traced
+from .traits import Traits, traits_of
 
 aten = torch.ops.aten
 
-# Operations whose arguments may be on different devices, as on real accelerators.
-_MAY_MIX = {
-    aten.copy_.default,
-    aten._copy_from.default,
-    aten._copy_from_and_resize.default,
-    aten._to_copy.default,
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-    aten.set_.source_Tensor,
-    aten._pack_padded_sequence.default,
-    aten._pack_padded_sequence_backward.default,
-}
-
-
-_COPIES = {
-    aten.copy_.default,
-    aten._copy_from.default,
-    aten._copy_from_and_resize.default,
-    aten._to_copy.default,
-    aten._local_scalar_dense.default,
-}
-"""Operations that may copy between the host and an accelerator."""
-
-
-_PRODUCTS = {
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.baddbmm.default,
-    aten._grouped_mm.default,
-}
-"""Operations that a library computes, which allocates a workspace for each stream."""
-
-
-_SETS = {aten.set_.source_Tensor, aten.set_.source_Tensor_storage_offset, aten.set_.source_Storage_storage_offset}
-"""Operations that give a tensor the memory of another."""
-
-
 _OWN = {"held", "_allocation", "_is_param"}
-
-
-_HOST_OUTPUTS = {aten._pack_padded_sequence.default: {1}}
-"""Outputs that stay on the host, by position."""
-
-
-_SPARSE_GRADIENTS: dict[OpOverload, int | str] = {
-    aten.embedding.default: 4,
-    aten._embedding_bag.default: 5,
-    aten.gather.default: "sparse_grad",
-}
-"""Operations with sparse gradients on request, with the position or name of the argument that requests them."""
-
-
-class _Traits:
-    """What the tables above say of an operation."""
-
-    __slots__ = (
-        "copies",
-        "func",
-        "host_outputs",
-        "is_composite",
-        "is_decomposed",
-        "is_product",
-        "may_mix",
-        "sets",
-        "sparse",
-    )
-
-    def __init__(self, func: OpOverload) -> None:
-        self.func = func
-        self.may_mix = func in _MAY_MIX
-        self.copies = func in _COPIES
-        self.is_product = func in _PRODUCTS
-        self.sets = func in _SETS
-        self.host_outputs = _HOST_OUTPUTS.get(func, ())
-        self.sparse = func in _SPARSE_GRADIENTS
-        self.is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), DispatchKey.CompositeImplicitAutograd
-        )
-        """Whether ATen composes it of others."""
-        self.is_decomposed = self.is_composite or DispatchKey.CompositeImplicitAutograd in func.py_kernels
-        """Whether ATen or Python composes it of others."""
-
-
-_traits: dict[int, _Traits] = {}
-"""Those of the operations that have run, by identity: hashing an operation takes longer."""
-
-
-def _traits_of(func: OpOverload) -> _Traits:
-    return _traits.get(id(func)) or _traits.setdefault(id(func), _Traits(func))
 
 
 class Board:
@@ -136,6 +45,11 @@ class Board:
         if not 0 <= index < len(self.arenas):
             raise RuntimeError(f"{TYPE}:{index} does not exist; {len(self.arenas)} virtual accelerators are enabled")
         return self.arenas[index]
+
+    def launch(self, index: int) -> None:
+        """Hold the calling thread as long as a launch on device `index` takes it, if there is such a device."""
+        if index < len(self.links):
+            self.links[index].launch()
 
 
 board = Board()
@@ -256,7 +170,7 @@ class VirtualTensor(torch.Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        traits = _traits_of(func)
+        traits = traits_of(func)
         mode = mode_of(VirtualTensor, args, kwargs)
         if mode is not None:
             return run_traced(mode, VirtualTensor, func, args, kwargs)
@@ -266,107 +180,137 @@ class VirtualTensor(torch.Tensor):
             if traits.is_composite:
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
             return func.decompose(*args, **kwargs)
-        if traits.sparse:
-            _refuse_sparse_gradients(func, args, kwargs)
-        call = _Operation(traits)
-        held_args = tuple([call.unwrap(value) for value in args])
-        held_kwargs = {name: call.unwrap(value) for name, value in kwargs.items() if name != "device"}
-        to_host = func is aten.copy_.default and not isinstance(args[0], VirtualTensor)
-        target = None if to_host else call.target(kwargs.get("device"))
-        if "device" in kwargs:
-            given = kwargs["device"]
-            on_host = given is None or torch.device(given).type == TYPE
-            held_kwargs["device"] = torch.device("cpu") if on_host else given
-        kernel = KERNELS.get(func, func)
-
-        def queue(launched: Access | None) -> Any:
-            assert call.index is not None
-            return late.queue(func, kernel, held_args, held_kwargs, call.wrappers, call.index, launched)
-
+        if traits.sparse is not None:
+            _refuse_sparse_gradients(traits, args, kwargs)
+        call = _Operation(traits, args, kwargs)
         try:
-            if traits.copies:
-                output = _over_link(func, args, kwargs, target, lambda: kernel(*held_args, **held_kwargs), queue)
-            else:
-                if traits.is_product and call.index is not None:
-                    board.arena(call.index).need_workspace()
-                launched = strict.launch(func, args, kwargs, held_args, call.index) if board.strict else None
-                if call.is_late():
-                    output = queue(launched)
-                elif call.is_complex():
-                    with _conjugation():
-                        output = kernel(*held_args, **held_kwargs)
-                else:
-                    output = kernel(*held_args, **held_kwargs)
+            output = _over_link(call) if traits.copies else call.run()
         except Exception as error:
-            if target is None or not postponed(error):
+            if call.target is None or not postponed(error):
                 raise
-            output = _undefined_output(func, held_args, held_kwargs)
-        return output if target is None else call.wrap(output, target)
+            output = _undefined_output(func, call.held_args, call.held_kwargs)
+        return output if call.target is None else call.wrap(output, call.target)
 
 
 class _Operation:
-    """One running operation: the wrappers of its CPU tensors, and their device."""
+    """One running operation.
 
-    __slots__ = ("host", "index", "traits", "wrappers")
+    Attributes:
+        traits: What is known of the operation.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        held_args: `args` with the host's tensors in the place of virtual ones.
+        held_kwargs: `kwargs`, likewise.
+        wrappers: The virtual tensors among them, by the ids of the host's tensors.
+        index: Their device.
+        target: The device of its outputs; None: they are not on a virtual accelerator.
+        reads_host: Whether a tensor of the host is among them.
+        is_complex: Whether one of the virtual tensors has complex elements.
+    """
 
-    def __init__(self, traits: _Traits) -> None:
+    __slots__ = (
+        "args",
+        "held_args",
+        "held_kwargs",
+        "host",
+        "index",
+        "is_complex",
+        "kwargs",
+        "reads_host",
+        "target",
+        "traits",
+        "wrappers",
+    )
+
+    def __init__(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.traits = traits
+        self.args = args
+        self.kwargs = kwargs
         self.wrappers: dict[int, VirtualTensor] = {}
         self.index: int | None = None
         self.host: torch.Tensor | None = None
+        self.reads_host = False
+        self.is_complex = False
+        self.held_args: tuple[Any, ...] = tuple([self._unwrap(value) for value in args])
+        self.held_kwargs = kwargs
+        self.target: int | None = self.index
+        if kwargs:
+            self.held_kwargs = {name: self._unwrap(value) for name, value in kwargs.items() if name != "device"}
+            self.target = self.index
+            if "device" in kwargs:
+                given = kwargs["device"]
+                on_host = given is None or torch.device(given).type == TYPE
+                self.held_kwargs["device"] = torch.device("cpu") if on_host else given
+                if given is not None:
+                    self.target = _virtual_index(torch.device(given))
+        if traits.copies and traits.func is aten.copy_.default and not isinstance(args[0], VirtualTensor):
+            self.target = None
 
-    def unwrap(self, value: Any) -> Any:
+    def _unwrap(self, value: Any) -> Any:
         if isinstance(value, VirtualTensor):
+            held = value.held
             index = value.device.index
-            if self.index is None:
-                self.index = index
-            elif index != self.index and not self.traits.may_mix:
-                self._refuse(f"{TYPE}:{self.index}", f"{TYPE}:{index}")
+            if index != self.index:
+                if self.index is None:
+                    self.index = index
+                elif not self.traits.may_mix:
+                    self._refuse(f"{TYPE}:{self.index}", f"{TYPE}:{index}")
             if self.host is not None and not self.traits.may_mix:
                 self._refuse(f"{TYPE}:{index}", str(self.host.device))
-            held = value.held
+            if held.is_complex():
+                self.is_complex = True
             self.wrappers[id(held)] = value
             return held
         if isinstance(value, torch.Tensor):
+            self.reads_host = True
             if value.dim() > 0:
                 self.host = value
                 if self.index is not None and not self.traits.may_mix:
                     self._refuse(f"{TYPE}:{self.index}", str(value.device))
             return value
         if isinstance(value, (list, tuple)):
-            return type(value)([self.unwrap(item) for item in value])
+            return type(value)([self._unwrap(item) for item in value])
         return value
 
-    def is_complex(self) -> bool:
-        """Whether any of its virtual tensors is."""
-        return True in [wrapper.dtype.is_complex for wrapper in self.wrappers.values()]  # `any` takes twice as long
+    def run(self) -> Any:
+        """Compute it, now or later; return what the kernel returns."""
+        traits, index = self.traits, self.index
+        if index is None:
+            return self.compute()
+        if traits.roles is not None:
+            board.launch(index)
+        if traits.is_product:
+            board.arena(index).need_workspace()
+        if not board.strict or not (traits.touches or self.is_complex):
+            return self.compute()
+        launched = strict.launch(traits, self.args, self.kwargs, self.held_args, index)
+        if not late.is_late(index):
+            return self.compute()
+        if board.arena(index).strict and not (traits.host_outputs or traits.sets or self.is_complex):
+            return self.queue(launched)
+        streams.current_stream(index).run_delayed(for_host=False)
+        return self.compute()
 
-    def is_late(self) -> bool:
-        """Whether it may be computed after its launch."""
-        if not late.is_late(self.index):
-            return False
+    def compute(self) -> Any:
+        """Compute it now."""
+        if self.is_complex:
+            with _conjugation():
+                return self.traits.kernel(*self.held_args, **self.held_kwargs)
+        return self.traits.kernel(*self.held_args, **self.held_kwargs)
+
+    def queue(self, launched: Access | None) -> Any:
+        """Queue it, as `launched`, on the stream of its device."""
         assert self.index is not None
-        if board.arena(self.index).strict and not (self.traits.host_outputs or self.traits.sets or self.is_complex()):
-            return True
-        streams.current_stream(self.index).run_delayed(for_host=False)
-        return False
-
-    def target(self, device: torch.device | str | None) -> int | None:
-        """Return the index of the virtual accelerator of the outputs; None if they are on another device."""
-        if device is None:
-            return self.index
-        device = torch.device(device)
-        if device.type != TYPE:
-            return None
-        return device.index if device.index is not None else 0
+        return late.queue(
+            self.traits, self.held_args, self.held_kwargs, self.wrappers, self.reads_host, self.index, launched
+        )
 
     def wrap(self, output: Any, index: int) -> Any:
-        if isinstance(output, VirtualTensor):
-            return output
+        """Return an output of the kernel as one of device `index`."""
         if isinstance(output, torch.Tensor):
             known = self.wrappers.get(id(output))
             if known is None:
-                return self._new(output, index)
+                return output if isinstance(output, VirtualTensor) else self._new(output, index)
             if self.traits.sets:
                 known._allocation = board.arena(index).claim(output)
             if known.shape != output.shape or known.stride() != output.stride():
@@ -375,19 +319,20 @@ class _Operation:
         if isinstance(output, (list, tuple)):
             kept = self.traits.host_outputs
             return type(output)(
-                item if position in kept else self.wrap(item, index) for position, item in enumerate(output)
+                [item if position in kept else self.wrap(item, index) for position, item in enumerate(output)]
             )
         return output
 
     def _new(self, held: torch.Tensor, index: int) -> VirtualTensor:
-        if not self.traits.func.is_view:
+        if not self.traits.is_view:
             return VirtualTensor(held, index)
         # A view has its base's memory, also if the accelerator has been taken away from under it.
-        shared = next((base._allocation for base in self.wrappers.values()), None)
-        if not torch.is_inference_mode_enabled():
+        bases = self.wrappers.values()
+        shared = next((base._allocation for base in bases), None)
+        if not torch.is_inference_mode_enabled() or True in [base.is_inference() for base in bases]:
             return VirtualTensor(held, index, shared)
         # A view is an inference tensor exactly if its base is one, whatever the current mode.
-        with torch.inference_mode(any(base.is_inference() for base in self.wrappers.values())):
+        with torch.inference_mode(False):
             return VirtualTensor(held, index, shared)
 
     def _refuse(self, one: str, other: str) -> None:
@@ -395,6 +340,13 @@ class _Operation:
             f"Expected all tensors to be on the same device, but found at least two devices, {one} and {other}! "
             f"(when running {self.traits.func})"
         )
+
+
+def _virtual_index(device: torch.device) -> int | None:
+    """Return the index of a virtual accelerator; None for another device."""
+    if device.type != TYPE:
+        return None
+    return device.index if device.index is not None else 0
 
 
 def _conjugation() -> AbstractContextManager[object]:
@@ -412,18 +364,9 @@ def _conjugation() -> AbstractContextManager[object]:
     return guard
 
 
-def _over_link(
-    func: OpOverload,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    target: int | None,
-    run: Callable[[], Any],
-    queue: Callable[[Access | None], Any],
-) -> Any:
-    """Run one of `_COPIES`, over the link if it copies between the host and a virtual accelerator.
-
-    `queue` queues it, where it does not.
-    """
+def _over_link(call: _Operation) -> Any:
+    """Run an operation that may copy, over the link if it does so between the host and a virtual accelerator."""
+    func, args = call.traits.func, call.args
     into: torch.Tensor | None = None
     from_ = args[0]
     if func is aten.copy_.default:
@@ -431,9 +374,12 @@ def _over_link(
     elif func is not aten._to_copy.default and func is not aten._local_scalar_dense.default:
         into = args[1]
     source = _index_of(from_)
-    destination = _index_of(into) if into is not None else target if func is aten._to_copy.default else None
+    destination = _index_of(into) if into is not None else call.target if func is aten._to_copy.default else None
+    if call.index is not None or call.target is not None:
+        board.launch(call.index if call.index is not None else call.target or 0)
+    run: Callable[[], Any] = partial(call.traits.kernel, *call.held_args, **call.held_kwargs)
     if board.strict and all(board.arena(index).strict for index in (source, destination) if index is not None):
-        run = partial(_ordered, func, args, kwargs, (from_, source), (into, destination), run, queue)
+        run = partial(_ordered, call, (from_, source), (into, destination), run)
     if source == destination:
         return run()
     output: list[Any] = []
@@ -444,32 +390,36 @@ def _over_link(
 
 
 def _ordered(
-    func: OpOverload,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    call: _Operation,
     from_: tuple[torch.Tensor, int | None],
     into: tuple[torch.Tensor | None, int | None],
     run: Callable[[], Any],
-    queue: Callable[[Access | None], Any],
 ) -> Any:
     """Run a copy between tensors, each with the index of its device, on the streams of strict accelerators."""
     (source, one), (target, other) = from_, into
+    args, kwargs = call.args, call.kwargs
     non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
     if one is None and other is not None:
-        return strict.copy_to_device(func, target, source, non_blocking, other, run)
+        return strict.copy_to_device(target, source, non_blocking, other, run)
     if one is not None and other is None:
-        return strict.copy_to_host(func, target, source, non_blocking, one, run)
+        return strict.copy_to_host(target, source, non_blocking, one, run)
     if one is not None and other is not None and one != other:
         return strict.copy_between(target, source, one, other, run)
-    launched = strict.launch(func, args, kwargs, args, one)
-    return queue(launched) if late.is_late(one) and not source.dtype.is_complex else run()
+    launched = strict.launch(call.traits, args, kwargs, args, one)
+    if not late.is_late(one):
+        return run()
+    if not call.is_complex:
+        return call.queue(launched)
+    streams.current_stream(one).run_delayed(for_host=False)
+    return run()
 
 
-def _refuse_sparse_gradients(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    where = _SPARSE_GRADIENTS[func]
+def _refuse_sparse_gradients(traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    where = traits.sparse
+    assert where is not None
     asked = kwargs.get(where) if isinstance(where, str) else args[where : where + 1] == (True,)
     if asked and args[0].requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(f"{TYPE} accelerators have no sparse gradients ({func}): use sparse=False")
+        raise NotImplementedError(f"{TYPE} accelerators have no sparse gradients ({traits.func}): use sparse=False")
 
 
 def _undefined_output(func: OpOverload, args: Any, kwargs: Any) -> Any:

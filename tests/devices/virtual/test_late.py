@@ -144,6 +144,106 @@ def test_memory_is_counted_at_the_launch() -> None:
         torch.cat([x, x])
 
 
+def beside(device: torch.device = device) -> virtual.Stream:
+    """Return a stream that waits for all work so far."""
+    side = virtual.Stream(device)
+    side.wait_stream(virtual.current_stream(device))
+    return side
+
+
+def copied_to_host(values: Tensor, side: virtual.Stream) -> Tensor:
+    """Copy to the host on a stream of its own, without waiting."""
+    values.record_stream(side)
+    with virtual.stream(side):
+        return values.to("cpu", non_blocking=True)
+
+
+AT_LAUNCH: dict[str, Callable[[Tensor], object]] = {
+    "random": torch.rand_like,
+    "gather": lambda x: x[x.argmax(-1)],
+    "metadata": lambda x: (x + 1).t_(),
+    "copy": lambda x: x.to("cpu", non_blocking=True),
+}
+
+
+@pytest.mark.parametrize("what", sorted(AT_LAUNCH))
+def test_work_that_is_done_at_its_launch_does_none_of_another_stream(what: str) -> None:
+    x, y, values = torch.ones(4, 4, device=device), torch.ones(8, device=device), torch.full((8,), 3.0, device=device)
+    synchronize()
+    side = beside()
+    y.record_stream(side)
+    with virtual.stream(side):
+        z = y * 2
+    arrived = copied_to_host(values, beside())
+    AT_LAUNCH[what](x)
+    x.tolist()
+    assert not is_computed(z)
+    assert not arrived.eq(3).any()
+    side.synchronize()
+
+
+@pytest.mark.parametrize("what", sorted(AT_LAUNCH))
+def test_copies_to_the_host_that_a_stream_waits_for_arrive_when_the_host_waits_for_it(what: str) -> None:
+    x, values = torch.ones(4, 4, device=device), torch.full((8,), 3.0, device=device)
+    side = beside()
+    arrived = copied_to_host(values, side)
+    virtual.current_stream(device).wait_stream(side)
+    AT_LAUNCH[what](x)
+    assert not arrived.eq(3).any()
+    x.tolist()
+    assert arrived.eq(3).all()
+
+
+def test_a_chain_of_streams_brings_copies_to_the_host_that_waits_for_its_end() -> None:
+    values = torch.full((8,), 3.0, device=device)
+    first, second = beside(), beside()
+    arrived = copied_to_host(values, first)
+    second.wait_stream(first)
+    virtual.current_stream(device).wait_stream(second)
+    torch.rand_like(values)
+    second.wait_stream(virtual.current_stream(device))
+    assert not arrived.eq(3).any()
+    second.synchronize()
+    assert arrived.eq(3).all()
+
+
+def test_memory_is_given_back_without_telling_the_host_of_its_users() -> None:
+    values, side = torch.full((8,), 3.0, device=device), beside()
+    arrived = copied_to_host(values, side)
+    with virtual.stream(side):
+        doubled = values * 2
+    del values
+    virtual.current_stream(device).synchronize()
+    assert is_computed(doubled)
+    assert not arrived.eq(3).any()
+    side.synchronize()
+    assert arrived.eq(3).all()
+
+
+def test_a_copy_from_pageable_memory_tells_the_host_nothing() -> None:
+    """CUDA may wait for earlier work of the stream, or not."""
+    values, target = torch.full((8,), 3.0, device=device), torch.zeros(8, device=device)
+    arrived = values.to("cpu", non_blocking=True)
+    target.copy_(torch.ones(8), non_blocking=True)
+    assert not arrived.eq(3).any()
+    synchronize()
+    assert arrived.eq(3).all()
+
+
+def test_one_device_is_synchronised_at_a_time() -> None:
+    here, there = (torch.ones(8, device=f"virtual:{index}") + 1 for index in range(2))
+    torch.get_device_module("virtual").synchronize(1)
+    assert is_computed(there)
+    assert not is_computed(here)
+    synchronize()
+    assert is_computed(here)
+
+
+def test_complex_copies_come_after_the_work_before() -> None:
+    x = torch.ones(8, device=device) + 1
+    assert torch.view_as_complex(x.view(4, 2)).to(torch.complex128).tolist() == [2 + 2j] * 4
+
+
 STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "product": lambda x, y: x @ y,
     "sum": lambda x, y: x + y.sum(0, keepdim=True),

@@ -1,12 +1,14 @@
 import importlib
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from bigmodel.devices import streams, virtual
 from bigmodel.devices.virtual import VirtualLink
+from bigmodel.errors import DeviceError
 
 link_module = importlib.import_module("bigmodel.devices.virtual.link")  # `virtual.link` is a function
 
@@ -114,3 +116,50 @@ def test_transfers_of_no_bytes_take_no_time() -> None:
     busy.join()
     assert done == [1]
     assert not empty.is_alive()
+
+
+def test_a_launch_takes_the_hosts_time_and_what_launches_nothing_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    virtual.enable(count=2, strict=True, late_compute=True, launch_cost=0.001)
+    virtual.configure(1)
+
+    def milliseconds(work: Callable[[], object]) -> int:
+        before = clock.now
+        work()
+        return round((clock.now - before) * 1000)
+
+    x, host = torch.ones(8, device="virtual:0"), torch.ones(8)
+    pinned = virtual.pinned_memory.empty(32).view(torch.float32).fill_(1)
+    assert milliseconds(lambda: x + 1) == 1
+    assert milliseconds(lambda: x.add_(1).mul_(2)) == 2
+    assert milliseconds(lambda: torch.arange(8, device="virtual:0")) == 1
+    assert milliseconds(lambda: x.copy_(pinned, non_blocking=True)) == 1
+    assert milliseconds(lambda: host.to("virtual:0")) == 1
+    assert milliseconds(lambda: x.to("cpu")) == 1
+    assert milliseconds(lambda: x[2].item()) == 1
+    assert milliseconds(lambda: x.view(2, 4)[0].t()) == 0
+    assert milliseconds(lambda: torch.empty(8, device="virtual:0")) == 0
+    assert milliseconds(lambda: torch.ones(8, device="virtual:1") + 1) == 0
+    virtual.disable()
+
+
+def test_work_is_done_after_launches_that_took_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an accelerator that computes by itself, launches and computation overlap."""
+    clock = Clock(monkeypatch)
+    virtual.enable(count=1, strict=True, late_compute=True, launch_cost=0.001)
+    x = torch.zeros(8, device="virtual:0")
+    torch.get_device_module("virtual").synchronize(0)
+    launched = clock.now
+    for _ in range(5):
+        x.add_(1)
+    assert clock.now - launched == pytest.approx(0.005, abs=1e-4)
+    assert x.held.eq(0).all()  # type: ignore[attr-defined]
+    torch.get_device_module("virtual").synchronize(0)
+    assert clock.now - launched == pytest.approx(0.005, abs=1e-4)
+    assert x.held.eq(5).all()  # type: ignore[attr-defined]
+    virtual.disable()
+
+
+def test_a_launch_that_would_cost_less_than_nothing_is_refused() -> None:
+    with pytest.raises(DeviceError, match="launch_cost -1"):
+        virtual.enable(count=1, launch_cost=-1)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
-from bigmodel.devices.virtual.kernels import KERNELS
+from bigmodel.devices.virtual.traits import traits_of
 from tests.preloaded import run
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -295,7 +295,7 @@ def test_an_operation_that_fails_in_the_engine_fails_the_backward_pass(monkeypat
     def failing(*arguments: Any) -> None:
         raise ValueError("no kernel")
 
-    monkeypatch.setitem(KERNELS, torch.ops.aten.threshold_backward.default, failing)
+    monkeypatch.setattr(traits_of(torch.ops.aten.threshold_backward.default), "kernel", failing)
     values = torch.ones(3, device=DEVICE, requires_grad=True)
     with pytest.raises(ValueError, match="no kernel"):
         values.exp().relu().sum().backward()

@@ -1,0 +1,162 @@
+"""What is known of an operation before its arguments are, looked up once: hashing operations takes longer than most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+
+from .kernels import KERNELS
+from .roles import GATHERED, Roles, roles_of
+
+aten = torch.ops.aten
+
+_MAY_MIX = {
+    aten.copy_.default,
+    aten._copy_from.default,
+    aten._copy_from_and_resize.default,
+    aten._to_copy.default,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten.set_.source_Tensor,
+    aten._pack_padded_sequence.default,
+    aten._pack_padded_sequence_backward.default,
+}
+"""Operations whose arguments may be on different devices, as on real accelerators."""
+
+
+_COPIES = {
+    aten.copy_.default,
+    aten._copy_from.default,
+    aten._copy_from_and_resize.default,
+    aten._to_copy.default,
+    aten._local_scalar_dense.default,
+}
+"""Operations that may copy between the host and an accelerator."""
+
+
+_PRODUCTS = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten._grouped_mm.default,
+}
+"""Operations that a library computes, which allocates a workspace for each stream."""
+
+
+_SETS = {aten.set_.source_Tensor, aten.set_.source_Tensor_storage_offset, aten.set_.source_Storage_storage_offset}
+"""Operations that give a tensor the memory of another."""
+
+
+_HOST_OUTPUTS = {aten._pack_padded_sequence.default: {1}}
+"""Outputs that stay on the host, by position."""
+
+
+_SPARSE_GRADIENTS: dict[OpOverload, int | str] = {
+    aten.embedding.default: 4,
+    aten._embedding_bag.default: 5,
+    aten.gather.default: "sparse_grad",
+}
+"""Operations with sparse gradients on request, with the position or name of the argument that requests them."""
+
+
+_AT_LAUNCH = {
+    torch.Tag.nondeterministic_seeded,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,
+    torch.Tag.inplace_view,
+}
+"""Tags of operations that are computed when they are launched."""
+
+
+class Traits:
+    """What is known of one operation.
+
+    Attributes:
+        func: The operation.
+        kernel: Computes it on the host.
+        may_mix: Whether its arguments may be on different devices.
+        copies: Whether it may copy between the host and an accelerator.
+        is_product: Whether a library computes it.
+        sets: Whether it gives a tensor the memory of another.
+        host_outputs: Positions of outputs that stay on the host.
+        sparse: Position or name of the argument that asks for sparse gradients; None: there is none.
+        is_composite: Whether ATen composes it of others.
+        is_decomposed: Whether ATen or Python composes it of others.
+        roles: What it does with the memory of its arguments; None: it accesses none.
+        gathered: Position of the argument of which it reads some rows; None: there is none.
+        is_indexed: Whether it takes tensors of indices, or masks, in a list.
+        is_queued: Whether strict accelerators may compute it after its launch.
+        touches: Whether it accesses memory at all, or changes the metadata of a tensor.
+        returned: Position of the argument that it writes to and returns; None: it returns new tensors.
+        returns: Whether it returns anything.
+    """
+
+    __slots__ = (
+        "copies",
+        "func",
+        "gathered",
+        "host_outputs",
+        "is_composite",
+        "is_decomposed",
+        "is_indexed",
+        "is_product",
+        "is_queued",
+        "is_view",
+        "kernel",
+        "may_mix",
+        "returned",
+        "returns",
+        "roles",
+        "sets",
+        "sparse",
+        "touches",
+    )
+
+    def __init__(self, func: OpOverload) -> None:
+        schema = func._schema
+        self.func = func
+        self.kernel: Any = KERNELS.get(func, func._op)
+        self.may_mix = func in _MAY_MIX
+        self.copies = func in _COPIES
+        self.is_product = func in _PRODUCTS
+        self.sets = func in _SETS
+        self.host_outputs = _HOST_OUTPUTS.get(func, ())
+        self.sparse = _SPARSE_GRADIENTS.get(func)
+        self.is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), DispatchKey.CompositeImplicitAutograd
+        )
+        self.is_decomposed = self.is_composite or DispatchKey.CompositeImplicitAutograd in func.py_kernels
+        self.is_view = func.is_view
+        self.roles: Roles | None = roles_of(func)
+        self.gathered = GATHERED.get(func)
+        self.is_indexed = func is aten.index.Tensor
+        self.touches = schema.is_mutable or self.roles is not None
+        written = [
+            position
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        tags = set(func.tags) - ({torch.Tag.dynamic_output_shape} if self.is_indexed else set())
+        self.is_queued = not self.is_view and self.roles is not None and not tags & _AT_LAUNCH
+        if written:
+            # In place: one argument, or lists of them. Those with `out=` may resize it, others return new tensors too.
+            plain = not any(schema.arguments[position].kwarg_only for position in written)
+            one = not schema.returns or (len(written) == 1 and len(schema.returns) == 1)
+            self.is_queued = self.is_queued and plain and one
+        self.returned = written[0] if written and schema.returns else None
+        self.returns = bool(schema.returns)
+
+
+_known: dict[int, Traits] = {}
+"""Those of the operations that have run, by identity."""
+
+
+def traits_of(func: OpOverload) -> Traits:
+    """Return what is known of `func`."""
+    return _known.get(id(func)) or _known.setdefault(id(func), Traits(func))
