@@ -153,6 +153,18 @@ def text_inputs(model: nn.Module, batch_size: int, tokens: int) -> Inputs:
     return found
 
 
+def with_end(config: Any, texts: Inputs) -> Inputs:
+    """Return the inputs of `text_inputs` with texts that end with the token of their end, for classifiers that look for
+    it; none if the config names no such token."""
+    ends = getattr(config, "eos_token_id", None)
+    end = next(iter(ends), None) if isinstance(ends, (list, tuple)) else ends
+    if not texts or not isinstance(end, int):
+        return {}
+    ids = texts["input_ids"].clone()
+    ids[:, -1] = end
+    return {**texts, "input_ids": ids}
+
+
 def image_model_inputs(model: nn.Module, batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield candidate inputs of a timm or torchvision model; none for other models."""
     timm: Any = getattr(model, "default_cfg", None) or getattr(model, "pretrained_cfg", None)

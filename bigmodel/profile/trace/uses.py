@@ -26,6 +26,7 @@ from .inputs import (
     sample,
     text_inputs,
     token_ids,
+    with_end,
 )
 from .media_inputs import media_inputs, robot_inputs
 from .prompt import Prompt
@@ -126,6 +127,9 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
                     yield Use(partial(_use_generating_part, inputs=chosen, tokens=tokens_run), media=media_in(chosen))
                 without = WITHOUT_CACHE if generates else WITHOUT_MEDIA if media and not inputs else ""
                 yield Use(partial(_use_forward, inputs=chosen, tokens=tokens_run), without, media_in(inputs), "forward")
+    ended = with_end(config, texts)
+    if ended:
+        yield Use(partial(_use_forward, inputs=ended, tokens=tokens), WITHOUT_MEDIA if media else "", way="forward")
 
 
 MEDIA = (*IMAGES, *SOUNDS, *SERIES)

@@ -67,8 +67,9 @@ def max_context(model: nn.Module) -> int | None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         return None
-    limit = getattr(text_config(config), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
+    text = text_config(config)
+    limits = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 def used_length(model: nn.Module, wanted: int | None) -> int:

@@ -55,6 +55,45 @@ def test_a_decoder_without_a_cache_and_an_encoder_of_texts_see_the_whole_context
     assert phases(tiny_llama(), cache=None) == phases(bert()) == [("forward", 8)]
 
 
+CLASSIFIERS = {
+    "t5": (t.T5ForSequenceClassification, t.T5Config(d_model=16, d_ff=16, d_kv=8, num_heads=2, num_layers=1)),
+    "bart": (
+        t.BartForSequenceClassification,
+        t.BartConfig(
+            d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16,
+            encoder_attention_heads=2, decoder_attention_heads=2,
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_classifiers_that_look_for_the_end_of_a_text_are_given_one(family: str) -> None:
+    kind, config = CLASSIFIERS[family]
+    config.decoder_start_token_id = 0
+    assert phases(on_meta(kind, config)) == [("forward", 8)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_classifiers_of_texts_take_what_is_planned(family: str) -> None:
+    kind, config = CLASSIFIERS[family]
+    config.decoder_start_token_id = 0
+    model = kind(config).eval()
+    profile = profile_model(model, batch_size=2, context_length=64, device_type="virtual")
+    model.to("virtual:0")
+    ids = torch.full((2, 64), 5)
+    ids[:, -1] = config.eos_token_id
+    ids = ids.to("virtual:0")
+    gc.collect()
+    reset_peak_memory(0)
+    with torch.inference_mode():
+        model(input_ids=ids)
+    predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
+    assert 0.9 * predicted <= max_memory_allocated(0) <= predicted
+
+
 class NoSecondForward(t.LlamaForCausalLM):
     """Cannot be run with keys and values of earlier tokens."""
 

@@ -55,6 +55,14 @@ def test_a_config_without_a_limit_has_no_max_context(limit: object) -> None:
     assert max_context(nn.Linear(2, 2)) is None
 
 
+def test_decoders_of_sounds_name_their_limit_otherwise() -> None:
+    model = nn.Module()
+    model.config = t.WhisperConfig(max_target_positions=40)  # type: ignore[assignment]
+    assert max_context(model) == 40
+    with pytest.raises(PlanError, match=r"41.*40"):
+        used_length(model, 41)
+
+
 def test_of_several_text_configs_the_decoders_counts() -> None:
     parts = {"text_encoder": t.T5Config(), "audio_encoder": t.EncodecConfig(), "decoder": t.MusicgenDecoderConfig()}
     config = t.MusicgenConfig(**parts)
