@@ -12,15 +12,26 @@ from types import TracebackType
 from ..errors import CompatError
 from .reporting import report
 from .stand_in import install
+from .workload import set_workload
 
 
-def run_program(program: str, arguments: Sequence[str], *, module: bool = False, report_at_exit: bool = False) -> None:
+def run_program(
+    program: str,
+    arguments: Sequence[str],
+    *,
+    module: bool = False,
+    report_at_exit: bool = False,
+    batch_size: int | None = None,
+    context_length: int | None = None,
+) -> None:
     """Run a script, or with `module` a module, as Python would.
 
     Args:
         program: Path of the script, or name of the module.
         arguments: The program's own.
         report_at_exit: Print the report to standard error when the process ends.
+        batch_size: Sequences that models are planned for; None: what the environment says.
+        context_length: Tokens of each, likewise.
 
     Raises:
         CompatError: There is no such script, or `install` comes too late.
@@ -29,6 +40,7 @@ def run_program(program: str, arguments: Sequence[str], *, module: bool = False,
     """
     if not module and not Path(program).exists():
         raise CompatError(f"the script {program} does not exist")
+    set_workload(batch_size, context_length)
     install()
     if report_at_exit:
         atexit.register(lambda: print(report(), file=sys.stderr))

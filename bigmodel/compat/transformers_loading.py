@@ -8,7 +8,6 @@ mapped checkpoint, and are neither read nor written again. Then the model is dis
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
@@ -17,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from ..devices import DISK, HOST, format_size
+from ..devices import DISK, HOST, format_size, torch_device
 from ..dispatch.placement.options import Options, PlanArguments
 from ..dispatch.placement.resolve import resolve_device_map
 from ..errors import BigModelError
@@ -25,9 +24,7 @@ from ..plan import STRATEGIES, Plan, plan
 from ..profile.model.tensors import dtype_name, owner_of
 from .dispatching import cast_on_device, dispatch_as_stored, fill_from_index, with_hooks
 from .record import RECORD
-
-BATCH_SIZE = "BIGMODEL_BATCH_SIZE"
-CONTEXT_LENGTH = "BIGMODEL_CONTEXT_LENGTH"
+from .workload import workload
 
 _plans: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
 """The plans of models that are being loaded."""
@@ -38,7 +35,10 @@ def device_map_of(
 ) -> Mapping[str, Any]:
     """Return where each module is loaded to: a plan's places, for a named strategy; a given map is left as it is.
 
-    The plan counts weights, slots, and what `BIGMODEL_BATCH_SIZE` sequences of `BIGMODEL_CONTEXT_LENGTH` tokens take.
+    The plan counts weights, slots, and what the sequences of the `workload` take.
+
+    Raises:
+        PlanError: A variable of the workload is no number.
     """
     if not isinstance(device_map, str) or device_map not in STRATEGIES:
         return original(model, device_map, max_memory, hf_quantizer)
@@ -46,13 +46,14 @@ def device_map_of(
     if hf_quantizer is not None:
         RECORD.fallbacks.append((name, "planned by transformers: its weights are quantised by transformers"))
         return original(model, device_map, max_memory, hf_quantizer)
+    batch_size, context_length = workload()
     try:
         made = plan(
             model,
             max_memory,
             strategy=device_map,
-            batch_size=_number(BATCH_SIZE) or 1,
-            context_length=_number(CONTEXT_LENGTH),
+            batch_size=batch_size,
+            context_length=context_length,
         )
     except BigModelError as error:
         RECORD.fallbacks.append((name, f"planned by transformers: {error}"))
@@ -148,6 +149,9 @@ def summary(made: Plan) -> str:
         f"{format_size(device.weights)} on {key}" for key, device in made.devices.items() if device.weights
     )
     how = "guarded" if made.guarded else f"{made.batch_size} x {made.context_length} tokens"
+    places = set(made.device_map.values())
+    if len(places) == 1:
+        return f"{held}; nothing is attached, so inputs have to be on {torch_device(places.pop())}; {how}"
     return f"{held}; {len(made.streamed)} parts are streamed through {made.slots} slots; {how}"
 
 
@@ -157,8 +161,3 @@ def _targets_of_conversions(weight_mapping: Iterable[Any] | None) -> list[re.Pat
 
     converters = [entry for entry in weight_mapping or () if isinstance(entry, WeightConverter)]
     return [re.compile(target) for converter in converters for target in converter.target_patterns]
-
-
-def _number(variable: str) -> int | None:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else None

@@ -54,6 +54,9 @@ def test_scores_of_lm_eval() -> None:
     pytest.importorskip("lm_eval")
     found = preloaded_answers("lm_eval_scores", modules=("transformers.models.llama.modeling_llama",))
     assert found["ram"] == found["disk"] == found["accelerator"]
+    assert found["loaded on one"] == ["virtual:0", found["accelerator"]]
+    assert "inputs have to be on virtual:0" in found["reported"]
+    assert found["loaded on both"] == [[0, 1], found["accelerator"]]
     scores, (rolling,), (text,) = found["accelerator"]
     assert len({tuple(score) for score in scores}) == 3
     assert rolling < 0

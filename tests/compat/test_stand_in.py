@@ -75,8 +75,15 @@ def test_it_is_refused_after_a_library_that_has_looked_for_accelerate() -> None:
 
 
 def test_the_command_runs_a_script_under_it() -> None:
-    found = answers("version", "--report", "x", before=("-m", "bigmodel", "run"))
+    options = ("--batch-size", "2", "--context", "64")
+    found = answers("version", "--report", "x", before=("-m", "bigmodel", "run", *options))
+    assert found.pop("workload") == ["2", "64"]
     assert found == {"version": VERSION, "arguments": ["--report", "x"], "name": "__main__"}
+
+
+def test_notebooks_load_it_as_an_extension() -> None:
+    pytest.importorskip("IPython")
+    assert answers("notebook") == {"version": VERSION}
 
 
 def test_the_command_reports_at_the_end() -> None:
