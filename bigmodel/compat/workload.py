@@ -1,4 +1,4 @@
-"""What models of other libraries are planned for: environment variables, inherited by processes that this one starts."""
+"""What models of other libraries are planned for: environment variables, inherited by processes started here."""
 
 from __future__ import annotations
 
