@@ -176,8 +176,11 @@ class Builder:
             if between[name] == host and runs_on in devices[id(placed.tensor)]:
                 between[name] = runs_on  # it is there for another module, and is used for both
         on_host = {id(placed.tensor) for name, placed in self.placed.items() if between[name] == host}
+        stays = {id(placed.tensor) for name, placed in self.placed.items() if between[name] == placed.tensor.device}
+        leaves = {id(placed.tensor) for name, placed in self.placed.items() if between[name] != placed.tensor.device}
+        copied = on_host | (stays & leaves)
         for name, placed in self.placed.items():
-            self._move(placed, between[name], in_place=id(placed.tensor) not in on_host)
+            self._move(placed, between[name], in_place=id(placed.tensor) not in copied)
 
     def _align(self, result: Dispatched) -> None:
         """Copy weights that the host computes with to aligned addresses, all names of a tied one together."""

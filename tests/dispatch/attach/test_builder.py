@@ -63,6 +63,14 @@ def test_a_tied_weight_that_is_resident_elsewhere_is_not_streamed() -> None:
     assert model.head.weight is model.embed.weight
 
 
+@pytest.mark.parametrize("start", ["cpu", "virtual:0", "virtual:1"])
+def test_a_tied_weight_that_is_mapped_to_two_accelerators_is_on_both(start: str) -> None:
+    model = stack().to(start)
+    built(model, {"": 0, "head": 1})
+    assert (str(model.embed.weight.device), str(model.head.weight.device)) == ("virtual:0", "virtual:1")
+    assert torch.equal(model.embed.weight.cpu(), model.head.weight.cpu())
+
+
 def test_on_the_host_alone_nothing_is_done() -> None:
     model = stack()
     before = list(model.parameters())
