@@ -24,6 +24,7 @@ from ..plan import STRATEGIES, Plan, plan
 from ..profile.model.tensors import dtype_name, owner_of
 from .dispatching import cast_on_device, dispatch_as_stored, fill_from_index, with_hooks
 from .record import RECORD
+from .ties import keep_ties_in_memory, read_ties_from_one_place, ties_made
 from .workload import workload
 
 _plans: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
@@ -48,13 +49,14 @@ def device_map_of(
         return original(model, device_map, max_memory, hf_quantizer)
     batch_size, context_length = workload()
     try:
-        made = plan(
-            model,
-            max_memory,
-            strategy=device_map,
-            batch_size=batch_size,
-            context_length=context_length,
-        )
+        with ties_made(model):
+            made = plan(
+                model,
+                max_memory,
+                strategy=device_map,
+                batch_size=batch_size,
+                context_length=context_length,
+            )
     except BigModelError as error:
         RECORD.fallbacks.append((name, f"planned by transformers: {error}"))
         return original(model, device_map, max_memory, hf_quantizer)
@@ -66,16 +68,6 @@ def device_map_of(
         keep_ties_in_memory(model, places)
     RECORD.plans.append((name, summary(made)))
     return places
-
-
-def keep_ties_in_memory(model: Any, places: MutableMapping[str, Any]) -> None:
-    """Put a tied weight on the host that a map has there, or on an accelerator, and on disk: transformers makes the
-    weight of both names one, and it would lie in one of these places only."""
-    for names in getattr(model, "all_tied_weights_keys", {}).items():
-        owners = {name: owner_of(name, places) for name in names}
-        at = {name: places[owner] for name, owner in owners.items() if owner is not None}
-        if DISK in at.values() and len(set(at.values())) > 1:
-            places.update({name.rpartition(".")[0] or name: HOST for name in names if at.get(name) == DISK})
 
 
 def index_of(
@@ -106,18 +98,6 @@ def index_of(
             device_map[name] = HOST
     read_ties_from_one_place(model, device_map, index)
     return index
-
-
-def read_ties_from_one_place(model: Any, device_map: MutableMapping[str, Any], index: MutableMapping[str, Any]) -> None:
-    """Leave both names of a tied weight on disk where one is: transformers compares their values otherwise."""
-    for names in getattr(model, "all_tied_weights_keys", {}).items():
-        owners = [owner_of(name, device_map) for name in names]
-        places = {device_map[owner] for owner in owners if owner is not None}
-        if DISK in places and len(places) > 1:
-            device_map.update(dict.fromkeys(names, DISK))
-            entry = next((index[name] for name in names if name in index), None)
-            if entry is not None:
-                index.update(dict.fromkeys(names, entry))
 
 
 def dispatch(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from bigmodel.compat.dispatching import fill_from_index
-from bigmodel.compat.transformers_loading import keep_ties_in_memory, read_ties_from_one_place
+from bigmodel.compat.ties import keep_ties_in_memory, read_ties_from_one_place, ties_made
+from bigmodel.compat.transformers_loading import device_map_of
 
 TIED = SimpleNamespace(all_tied_weights_keys={"head.weight": "embed.weight"})
 ENTRY = {"safetensors_file": "model.safetensors", "weight_name": "embed.weight"}
@@ -56,3 +59,30 @@ def test_a_tied_weight_on_meta_is_filled_under_all_of_its_names(tmp_path: Path) 
     fill_from_index(model, {"1.weight": {"safetensors_file": str(file), "weight_name": "stored"}}, None)
     assert model[0].weight is model[1].weight
     assert model[0].weight.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_weights_that_will_be_tied_are_planned_as_one() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(OrderedDict(embed=nn.Embedding(8, 4), head=nn.Linear(4, 8, bias=False)))
+    head = model.head.weight
+    model.all_tied_weights_keys = {"head.weight": "embed.weight", "gone.weight": "embed.weight"}  # type: ignore[assignment]
+    with ties_made(model):
+        assert model.head.weight is model.embed.weight
+    assert model.head.weight is head
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("accelerators")
+def test_a_plan_has_both_names_of_a_tied_weight_in_one_place() -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64, head_dim=8, max_position_embeddings=64,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = Gemma2ForCausalLM(config)
+    model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))  # as before it is loaded
+    places = device_map_of(None, model, "balanced", {0: "1MB", 1: "1MB"}, None)
+    assert {0, 1} == set(places.values())
+    assert places["lm_head"] == places["model.embed_tokens"]
