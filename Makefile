@@ -10,7 +10,8 @@
 # make test-oldest   the fast tests of planning and dispatching with the oldest PyTorch allowed, make test-newest the newest
 
 PYTHON ?= python3
-WORKERS ?= 2
+# One more than the cores of a small machine: some tests wait.
+WORKERS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

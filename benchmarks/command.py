@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,17 +39,19 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 
 def questions() -> dict[str, str]:
     """Return the benchmarks: name -> the question that it answers, in one line. No module is imported."""
-    found = {}
-    for path in sorted(FOLDER.glob("*.py")):
-        try:
-            tree = ast.parse(path.read_text())
-        except SyntaxError:  # reported when this benchmark is run; the others still work
-            found[path.stem.replace("_", "-")] = "cannot be read"
-            continue
-        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        if {"run", "add_arguments"} <= functions:
-            found[path.stem.replace("_", "-")] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return found
+    found = ((path.stem.replace("_", "-"), _question(path)) for path in sorted(FOLDER.glob("*.py")))
+    return {name: question for name, question in found if question is not None}
+
+
+@cache
+def _question(path: Path) -> str | None:
+    """Return the question that a benchmark's file answers; None if it is none."""
+    try:
+        tree = ast.parse(path.read_text())
+    except SyntaxError:  # reported when this benchmark is run; the others still work
+        return "cannot be read"
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return (ast.get_docstring(tree) or "").partition("\n")[0] if {"run", "add_arguments"} <= functions else None
 
 
 def main(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
