@@ -26,7 +26,11 @@ from .streams import TYPE
 from .traced import is_traced, mode_of, run_traced
 from .traits import Traits, traits_of
 
-aten = torch.ops.aten
+_COPY, _TO_COPY, _NUMBER = (
+    torch.ops.aten.copy_.default,
+    torch.ops.aten._to_copy.default,
+    torch.ops.aten._local_scalar_dense.default,
+)
 
 _OWN = {"held", "_allocation", "_is_param"}
 
@@ -243,7 +247,7 @@ class _Operation:
                 self.held_kwargs["device"] = torch.device("cpu") if on_host else given
                 if given is not None:
                     self.target = _virtual_index(torch.device(given))
-        if traits.copies and traits.func is aten.copy_.default and not isinstance(args[0], VirtualTensor):
+        if traits.copies and traits.func is _COPY and not isinstance(args[0], VirtualTensor):
             self.target = None
 
     def _unwrap(self, value: Any) -> Any:
@@ -369,12 +373,12 @@ def _over_link(call: _Operation) -> Any:
     func, args = call.traits.func, call.args
     into: torch.Tensor | None = None
     from_ = args[0]
-    if func is aten.copy_.default:
+    if func is _COPY:
         into, from_ = args[0], args[1]
-    elif func is not aten._to_copy.default and func is not aten._local_scalar_dense.default:
+    elif func is not _TO_COPY and func is not _NUMBER:
         into = args[1]
     source = _index_of(from_)
-    destination = _index_of(into) if into is not None else call.target if func is aten._to_copy.default else None
+    destination = _index_of(into) if into is not None else call.target if func is _TO_COPY else None
     if call.index is not None or call.target is not None:
         board.launch(call.index if call.index is not None else call.target or 0)
     run: Callable[[], Any] = partial(call.traits.kernel, *call.held_args, **call.held_kwargs)
