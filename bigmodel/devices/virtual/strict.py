@@ -116,16 +116,24 @@ def copy_to_host(target: Tensor | None, source: Tensor, non_blocking: bool, inde
         return result
 
 
-def copy_between(target: Tensor | None, source: Tensor, one: int, other: int, run: Callable[[], Any]) -> Any:
-    """Copy from device `one` to device `other`; the other arguments are those of `copy_to_device`."""
+def copy_between(
+    target: Tensor | None, source: Tensor, one: int, other: int, run: Callable[[Access], Tensor]
+) -> Tensor:
+    """Copy from device `one` to device `other`; return what holds the elements of the result.
+
+    Args:
+        target: The tensor that is written to; None: a new one.
+        source: The tensor on device `one`.
+        one: The device that it is copied from.
+        other: The device that it is copied to.
+        run: Does the copy, or queues it on the stream of device `one`, given where it was launched.
+    """
     with detector.lock:
         from_, into = current_stream(one), current_stream(other)
         from_.wait_stream(into)
-        from_.run_delayed(for_host=False)
-        into.run_delayed(for_host=False)
         writes = [] if target is None else _ranges(target)
-        detector.launch(from_, f"copy from {from_.device} to {into.device}", _ranges(source), writes)
-        result = run()
+        what = f"copy from {from_.device} to {into.device}"
+        result = run(detector.launch(from_, what, _ranges(source), writes))
         into.wait_stream(from_)
         return result
 

@@ -302,11 +302,12 @@ class _Operation:
                 return self.traits.kernel(*self.held_args, **self.held_kwargs)
         return self.traits.kernel(*self.held_args, **self.held_kwargs)
 
-    def queue(self, launched: Access | None) -> Any:
-        """Queue it, as `launched`, on the stream of its device."""
-        assert self.index is not None
+    def queue(self, launched: Access | None, index: int | None = None) -> Any:
+        """Queue it, as `launched`, on the stream of device `index`; None: of its own."""
+        index = self.index if index is None else index
+        assert index is not None
         return late.queue(
-            self.traits, self.held_args, self.held_kwargs, self.wrappers, self.reads_host, self.index, launched
+            self.traits, self.held_args, self.held_kwargs, self.wrappers, self.reads_host, index, launched
         )
 
     def wrap(self, output: Any, index: int) -> Any:
@@ -408,7 +409,15 @@ def _ordered(
     if one is not None and other is None:
         return strict.copy_to_host(target, source, non_blocking, one, run)
     if one is not None and other is not None and one != other:
-        return strict.copy_between(target, source, one, other, run)
+        if late.is_late(one) and not call.is_complex:
+            return strict.copy_between(target, source, one, other, partial(call.queue, index=one))
+
+        def after_both(_launched: Access) -> Any:
+            for index in (one, other):
+                streams.current_stream(index).run_delayed(for_host=False)
+            return run()
+
+        return strict.copy_between(target, source, one, other, after_both)
     launched = strict.launch(call.traits, args, kwargs, args, one)
     if not late.is_late(one):
         return run()

@@ -239,6 +239,27 @@ def test_one_device_is_synchronised_at_a_time() -> None:
     assert is_computed(here)
 
 
+def test_a_copy_between_devices_is_queued_and_both_go_on_in_order() -> None:
+    x = torch.ones(8, device=device) + 1
+    there, target = x.to("virtual:1"), torch.zeros(8, device="virtual:1")
+    target.copy_(there + 1).add_(1)
+    back = target.to(device)
+    x.add_(1)
+    assert not any(is_computed(each) for each in (x, there, back))
+    assert back.tolist() == [4.0] * 8
+    assert there.tolist() == [2.0] * 8
+    assert x.tolist() == [3.0] * 8
+
+
+def test_a_copy_between_devices_waits_for_the_work_of_the_target() -> None:
+    source, target = torch.ones(8, device=device), torch.zeros(8, device="virtual:1")
+    synchronize()
+    before = target + 5
+    target.copy_(source)
+    assert before.tolist() == [5.0] * 8
+    assert target.tolist() == [1.0] * 8
+
+
 def test_complex_copies_come_after_the_work_before() -> None:
     x = torch.ones(8, device=device) + 1
     assert torch.view_as_complex(x.view(4, 2)).to(torch.complex128).tolist() == [2 + 2j] * 4
