@@ -72,7 +72,7 @@ def queue(
         stream = current_stream(index)
         if not traits.is_queued or (traits.is_indexed and _has_masks(args[1])):
             if traits.touches:
-                stream.run_delayed(for_host=False)
+                stream.catch_up()
             return traits.kernel(*args, **kwargs)
         if reads_host:
             args, kwargs = _read_now(args, on_device), _read_now(kwargs, on_device)
@@ -81,7 +81,7 @@ def queue(
             return None if traits.returned is None else args[traits.returned]
         found = _known_outputs(traits, args, kwargs)
         if found is None:
-            stream.run_delayed(for_host=False)
+            stream.catch_up()
             return traits.kernel(*args, **kwargs)
         if isinstance(found, _New):
             one = _empty(found)

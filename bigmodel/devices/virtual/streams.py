@@ -191,6 +191,11 @@ class Stream:
         if not (self._delayed or self._for_host):
             _state.busy.discard(self)
 
+    def catch_up(self) -> None:
+        """Do all work before that of a launch which is done at once, but what only the host can tell apart."""
+        with detector.lock:
+            self.run_delayed(for_host=False)
+
     def _leave_for_host(self, work: _Delayed) -> None:
         while self._for_host and self._for_host[0].is_over():
             self._for_host.popleft()

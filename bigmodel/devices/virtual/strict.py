@@ -50,7 +50,7 @@ def launch(
         stream = current_stream(index)
         gathered = traits.gathered
         if gathered is not None or not is_compute_late():
-            stream.run_delayed(for_host=False)
+            stream.catch_up()
         reads: list[Range] = []
         writes: list[Range] = []
         for position, value in enumerate(args):
@@ -89,7 +89,7 @@ def copy_to_device(
         copied = detector.launch(stream, f"copy to {stream.device}", (), writes)
         if asynchronous:
             return _asynchronous(target, source, run, stream, copied)
-        stream.run_delayed(for_host=False)
+        stream.catch_up()
         result = run()
         if not non_blocking:
             stream.finish()
@@ -102,7 +102,7 @@ def copy_to_host(target: Tensor | None, source: Tensor, non_blocking: bool, inde
         stream = current_stream(index)
         asynchronous = non_blocking and (target is None or pinned_memory.holds(target))
         if asynchronous:
-            stream.run_delayed(for_host=False)
+            stream.catch_up()
         else:
             count_wait(copies_to_host=1)
             stream.finish()
@@ -155,7 +155,7 @@ def _asynchronous(target: Any, source: Tensor, run: Callable[[], Tensor], stream
         held: Tensor = target.held
         plain = plain and _is_moved(held, source)
     if (stream.is_default and not is_compute_late()) or not plain:
-        stream.run_delayed(for_host=False)
+        stream.catch_up()
         result = run()
         if source.numel():
             watch(source, copied)

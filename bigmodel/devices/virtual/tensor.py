@@ -292,7 +292,7 @@ class _Operation:
             return self.compute()
         if board.arena(index).strict and not (traits.host_outputs or traits.sets or self.is_complex):
             return self.queue(launched)
-        streams.current_stream(index).run_delayed(for_host=False)
+        streams.current_stream(index).catch_up()
         return self.compute()
 
     def compute(self) -> Any:
@@ -414,7 +414,7 @@ def _ordered(
 
         def after_both(_launched: Access) -> Any:
             for index in (one, other):
-                streams.current_stream(index).run_delayed(for_host=False)
+                streams.current_stream(index).catch_up()
             return run()
 
         return strict.copy_between(target, source, one, other, after_both)
@@ -423,7 +423,7 @@ def _ordered(
         return run()
     if not call.is_complex:
         return call.queue(launched)
-    streams.current_stream(one).run_delayed(for_host=False)
+    streams.current_stream(one).catch_up()
     return run()
 
 
