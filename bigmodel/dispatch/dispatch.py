@@ -98,7 +98,9 @@ def dispatch_model(
             weights. ``"exact"``: they are restored. None: as a given `Plan` has it, else ``"exact"``.
 
     Returns:
-        The same `model`, with `hf_device_map` set. `undispatch` restores the plain model.
+        The same `model`, with `hf_device_map` set and its parameters the objects that they were, wherever their values
+        are now; a weight that was tied and gets several devices is a new one on all but one. `undispatch` restores the
+        plain model.
 
     Raises:
         DeviceError: The map or `main_device` names an accelerator that this machine does not have.

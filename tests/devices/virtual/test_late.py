@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from bigmodel.devices import virtual
 from bigmodel.devices.virtual.host_copies import GARBAGE
+from bigmodel.devices.virtual.races import detector
+from bigmodel.devices.virtual.streams import current_stream
 
 device = torch.device("virtual", 0)
 
@@ -135,6 +137,19 @@ def test_what_is_pickled_or_resized_has_been_computed() -> None:
     assert y.t_().resize_(2, 4).tolist() == [[2.0] * 4] * 2
     z = torch.ones(8, device=device) + 1
     assert copy.deepcopy(z).tolist() == [2.0] * 8
+
+
+@pytest.mark.parametrize(
+    "finish",
+    [lambda x: x.to(torch.complex64) * 2, lambda x: x.set_(torch.ones(8, device=device)), lambda x: x.tolist()],
+)
+def test_queued_work_is_done_by_one_thread_at_a_time(finish: Callable[[Tensor], object]) -> None:
+    x = torch.ones(8, device=device) + 1
+    owned: list[bool] = []
+    current_stream(0).delay(lambda: owned.append(detector.lock._is_owned()))
+    assert not owned
+    finish(x)
+    assert owned == [True]
 
 
 def test_memory_is_counted_at_the_launch() -> None:
