@@ -15,7 +15,7 @@ _SAMPLES, _FEATURES, _BATCH, _STEPS = 61, 6, 4, 8
 def main() -> None:
     """Run every check; the first failure raises an error that says what differs."""
     accelerator = Accelerator()
-    accelerator.print(f"Processes: {accelerator.num_processes} ({accelerator.distributed_type})")
+    accelerator.print(f"Processes: {accelerator.num_processes} ({accelerator.distributed_type.value})")
     accelerator.print(f"Device of the main process: {accelerator.device}, precision {accelerator.mixed_precision}")
     for check in (check_ranks, check_collectives, check_data, check_training):
         check(accelerator)

@@ -34,7 +34,8 @@ class LocalSGD:
             raise TrainError(f"local_sgd_steps is {local_sgd_steps}; give 1 or more")
         if enabled and not accelerator.strategy.keeps_whole_models:
             raise TrainError(
-                f"LocalSGD averages whole models, but {accelerator.distributed_type} splits them; use data parallelism"
+                f"LocalSGD averages whole models, but {accelerator.distributed_type.value} splits them: "
+                "use data parallelism"
             )
         self.accelerator, self.model = accelerator, model
         self.local_sgd_steps = local_sgd_steps

@@ -19,7 +19,7 @@ class _StringEnum(str, Enum):
 
 
 class DistributedType(_StringEnum):
-    """The kinds of distributed training."""
+    """The kinds of distributed training. Members print as ``DistributedType.FSDP``, as accelerate's do."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -37,6 +37,9 @@ class DistributedType(_StringEnum):
     MULTI_NEURON = "MULTI_NEURON"
     XLA = "XLA"
     MEGATRON_LM = "MEGATRON_LM"
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
 
 
 class PrecisionType(_StringEnum):

@@ -20,11 +20,18 @@ DEEPSPEED = ("deepspeed", "transformers.integrations.deepspeed", "torch._inducto
 @pytest.mark.slow  # a launcher and two processes; one start for all kinds
 def test_it_trains_and_resumes_with_the_losses_of_plain_training(tmp_path: Path) -> None:
     has_deepspeed = importlib.util.find_spec("deepspeed") is not None
-    kinds = ["plain", "fsdp", "fsdp bf16", *(["deepspeed 2"] if has_deepspeed else [])]
+    kinds = ["plain", "seq2seq", "fsdp", "fsdp bf16", *(["deepspeed 2"] if has_deepspeed else [])]
     python = python_executable(*MODULES, *(DEEPSPEED if has_deepspeed else ()), prelude=ALONE)
     environment = {"BIGMODEL_COMPAT": "1", "DS_ACCELERATOR": "cpu", "PYTHON_EXEC": str(python)}
     flags = ("--cpu", "--num_processes", 2)
     found = read_answers(launched(*flags, PROGRAMS / "trainers.py", tmp_path, *kinds, env=environment))
+    predicted = [found.pop(f"seq2seq: predicted {rank}") for rank in (0, 1)]
+    assert predicted[0] == predicted[1]
+    assert len(predicted[0][0]) == 16  # the trainer keeps the rows that fill the last round, under accelerate, too
+    trained = [(found.pop(f"seq2seq: losses {rank}"), found.pop(f"seq2seq: resumed {rank}")) for rank in (0, 1)]
+    assert trained[0] == trained[1]
+    assert (len(trained[0][0]), trained[0][1]) == (4, True)
+    kinds.remove("seq2seq")
     for kind in kinds:
         for rank in (0, 1):
             precision = 2e-2 if "bf16" in kind else 1e-6

@@ -7,11 +7,16 @@ import json
 from bigmodel.train import DistributedType, PrecisionType, RNGType
 
 
-def test_members_compare_hash_print_and_serialise_as_strings() -> None:
+def test_members_compare_hash_and_serialise_as_strings() -> None:
     assert PrecisionType.BF16 == "bf16"
     assert {PrecisionType.BF16: 1}["bf16"] == 1
-    assert f"{DistributedType.FSDP}" == "FSDP"
+    assert f"{PrecisionType.BF16}" == str(PrecisionType.BF16) == "bf16"
     assert json.dumps(DistributedType.MULTI_CPU) == '"MULTI_CPU"'
     assert PrecisionType("fp16") is PrecisionType.FP16
     assert PrecisionType.list() == ["no", "fp16", "bf16", "fp8"]
     assert "generator" in RNGType.list()
+
+
+def test_kinds_of_training_print_as_those_of_accelerate_do() -> None:
+    assert f"{DistributedType.FSDP}" == str(DistributedType.FSDP) == "DistributedType.FSDP"
+    assert DistributedType.FSDP == "FSDP"

@@ -168,7 +168,7 @@ class Checkpoints(AcceleratorCore):
         places = gather_object([(machine, str(folder.absolute()))])
         if len({path for _, path in places}) > 1 and not self.strategy.keeps_whole_models:
             raise TrainError(
-                f"the processes name different folders ({places[0][1]}, ...), but {self.distributed_type} splits "
+                f"the processes name different folders ({places[0][1]}, ...), but {self.distributed_type.value} splits "
                 "models among them; give every process the same folder"
             )
         return bool(places.index(places[self.process_index]) == self.process_index)

@@ -141,7 +141,7 @@ class Stepping(AcceleratorCore):
         if self.distributed_type not in _JOINABLE:
             warnings.warn(
                 "join_uneven_inputs is only supported for multi-GPU and multi-CPU training, where each process has the "
-                f"whole model: it has no effect with {self.distributed_type}",
+                f"whole model: it has no effect with {self.distributed_type.value}",
                 stacklevel=3,
             )
             yield

@@ -6,8 +6,8 @@
 installed, from the source distribution that the package index has. Nothing of either is kept in the repository.
 
 The cases of models run on two virtual accelerators, those of disk also on the CPU alone; those of the Trainer run on
-the CPU. Two groups may be left out: `... transformers models`, `... transformers trainer`. Exits with 1 if a case fails
-that has no reason in `transformers_reasons`.
+the CPU, in one process and in two. Groups may be left out: `... transformers models trainer` leaves out `distributed`.
+Exits with 1 if a case fails that has no reason in `transformers_reasons`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from . import distributed
 from .cases import distribution, run_cases, told
 from .transformers_reasons import BY_ERROR, REASON_OF
 
@@ -56,7 +57,7 @@ def lay_out(checkout: Path, folder: Path) -> None:
 
 
 def main(groups: list[str]) -> int:
-    """Run the groups that are named, or both, and print how cases ended. Return 1 if any failed without a reason."""
+    """Run the groups that are named, or all, and print how cases ended. Return 1 if any failed without a reason."""
     missing = [package for package in NEEDS if find_spec(package) is None]
     if SOURCE not in os.environ or missing:
         why = f"{SOURCE} names no checkout" if SOURCE not in os.environ else f"they need {', '.join(missing)}"
@@ -77,6 +78,10 @@ def main(groups: list[str]) -> int:
             trainer = [f"tests/trainer/test_{name}.py" for name in TRAINER]
             outcome = run_cases(folder, "transformers_cases", trainer, {"TRANSFORMERS_TEST_DEVICE": "cpu"})
             unexplained += told("transformers' tests of the Trainer on cpu", outcome, REASON_OF, BY_ERROR)
+        if "distributed" in groups or not groups:
+            variables = distributed.lay_out(folder)
+            outcome = run_cases(folder, "transformers_distributed", distributed.FILES, variables)
+            unexplained += told("transformers' tests of the Trainer on two processes", outcome, REASON_OF, BY_ERROR)
     return 1 if unexplained else 0
 
 

@@ -7,6 +7,15 @@ REASONS = {
         test_modeling_whisper::WhisperModelTest::test_model_parallelism
         test_modeling_whisper::WhisperStandaloneDecoderModelTest::test_cpu_offload
         test_modeling_whisper::WhisperStandaloneDecoderModelTest::test_model_parallelism""",
+    "needs GPUs: it expects or chooses one for each process": """
+        test_trainer_distributed_ddp::TestTrainerDistributedDDP::test_torchrun_accelerate_env_parity
+        test_trainer_distributed_fsdp::TestTrainerDistributedFSDP::test_torchrun_accelerate_fsdp1_env_parity
+        test_trainer_distributed_fsdp::TestTrainerDistributedFSDP::test_torchrun_accelerate_fsdp2_env_parity
+        test_trainer_distributed_fsdp::TestTrainerDistributedFSDPCommon::test_fsdp2_generate
+        test_trainer_distributed_fsdp::TestTrainerDistributedFSDPCommon::test_fsdp_generate""",
+    "its script asks the Hub": """
+        test_trainer_distributed_ddp::TestTrainerDistributedDDP::test_loss_averaging
+        test_trainer_distributed_fsdp::TestTrainerDistributedFSDPCommon::test_cp_equivalence""",
 }
 
 REASON_OF = {case: reason for reason, cases in REASONS.items() for case in cases.split()}
@@ -17,5 +26,6 @@ BY_ERROR = {
     "No API key configured": "needs an account of wandb",
     "No module named 'run_translation'": "needs the examples of transformers' repository",
     "is not in the installed version of transformers": "is of an older version of transformers",
+    "should be on CPU after FSDP move": "is of an older version of transformers, and fails under accelerate, too",
 }
 """The reason of cases whose error has a text in it."""

@@ -15,7 +15,17 @@ torch.set_num_threads(1)
 import accelerate  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from accelerate.state import AcceleratorState, GradientState  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed  # noqa: E402
+from transformers import (  # noqa: E402
+    LlamaConfig,
+    LlamaForCausalLM,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 IDS = torch.arange(8)
 DATA = [{"input_ids": IDS + i, "labels": IDS + i} for i in range(16)]
@@ -23,6 +33,9 @@ CONFIG = LlamaConfig(
     hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2,
     vocab_size=64, max_position_embeddings=64,
 )  # fmt: skip
+T5 = T5Config(
+    d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=64, decoder_start_token_id=0, dropout_rate=0.0
+)
 SHARDED = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "cpu_ram_efficient_loading": False}
 ZERO = {
     "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": "auto",
@@ -30,6 +43,7 @@ ZERO = {
 }  # fmt: skip
 KINDS: dict[str, dict[str, object]] = {
     "plain": {},
+    "seq2seq": {"predict_with_generate": True, "generation_max_length": 6},
     "fsdp": {"fsdp": True, "fsdp_config": {**SHARDED, "version": 2}},
     "fsdp 1": {"fsdp": "full_shard auto_wrap", "fsdp_config": {**SHARDED, "version": 1}},
     "fsdp bf16": {"fsdp": True, "fsdp_config": {**SHARDED, "version": 2}, "bf16": True},
@@ -47,10 +61,13 @@ def trainer(folder: str, arguments: dict[str, object]) -> Trainer:
     set_seed(0)
     AcceleratorState._reset_state()
     GradientState._reset_state()
-    common = TrainingArguments(
+    generates = "predict_with_generate" in arguments
+    common = (Seq2SeqTrainingArguments if generates else TrainingArguments)(
         folder, per_device_train_batch_size=2, max_steps=4, save_steps=2, logging_steps=1, report_to=[], use_cpu=True,
         disable_tqdm=True, learning_rate=1e-2, **arguments,
     )  # fmt: skip
+    if generates:
+        return Seq2SeqTrainer(T5ForConditionalGeneration(T5), common, train_dataset=DATA, eval_dataset=DATA[:5])
     return Trainer(LlamaForCausalLM(CONFIG), common, train_dataset=DATA)
 
 
@@ -69,9 +86,12 @@ def main(root: str, kinds: list[str]) -> None:
         again = trainer(folder, KINDS[kind])
         again.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
         say(f"{kind}: resumed", losses(again) == losses(first))
+        if kind == "seq2seq":
+            predicted = first.predict(DATA[:5])
+            say(f"{kind}: predicted", [predicted.predictions.tolist(), predicted.metrics["test_loss"]])
         first.save_model(f"{folder}/saved")
         PartialState().wait_for_everyone()
-        if kind != "deepspeed 3":  # shards are saved there
+        if kind not in ("seq2seq", "deepspeed 3"):  # shards are saved there
             saved = LlamaForCausalLM.from_pretrained(f"{folder}/saved")
             say(f"{kind}: saved", saved.num_parameters() == LlamaForCausalLM(CONFIG).num_parameters())
 

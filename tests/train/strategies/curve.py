@@ -133,7 +133,7 @@ def run(folder: Path) -> None:
     again = train(accelerator, model, optimizer, scheduler, STEPS // 2, STEPS)
     accelerator.save_model(model, folder / "exported")
     if accelerator.is_main_process:
-        found = {"losses": losses + rest, "resumed": again, "rest": rest, "kind": str(accelerator.distributed_type)}
+        found = {"losses": losses + rest, "resumed": again, "rest": rest, "kind": accelerator.distributed_type.value}
         (folder / "curve.json").write_text(json.dumps(found))
     accelerator.wait_for_everyone()
     accelerator.free_memory(model, optimizer, scheduler)
