@@ -48,8 +48,10 @@ def _states(name: str) -> dict[str, tuple[str, int]] | None:
         return None
     found = {task.name: _status(task) for task in _TASKS.iterdir()}
     # A thread has the name of the thread that started it until it is given one. Python's own are none of PyTorch's.
-    inherited = found.get(str(os.getpid()), {}).get("Name", "")
-    own = {str(each.native_id) for each in threading.enumerate()}
+    first = str(os.getpid())
+    inherited = found.get(first, {}).get("Name", "")
+    # In a forked child, Python's first thread has the number of its parent's.
+    own = {first, str(threading.get_native_id()), *(str(each.native_id) for each in threading.enumerate())}
     return {
         number: (status.get("State", "?"), _switches(status))
         for number, status in found.items()

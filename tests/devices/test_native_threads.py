@@ -54,7 +54,6 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tasks").mkdir()
     monkeypatch.setattr(native_threads, "_TASKS", tmp_path / "tasks")
     show(tmp_path / "tasks", os.getpid(), "program", 3)
-    monkeypatch.setattr(threading.current_thread(), "_native_id", os.getpid())
     return tmp_path / "tasks"
 
 
@@ -105,3 +104,15 @@ def test_other_threads_of_python_are_not_waited_for(tasks: Path, monkeypatch: py
 def test_the_kernel_tells_the_states_of_threads() -> None:
     name = Path("/proc/self/comm").read_text().strip()
     assert native_threads._states(name)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_child_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to Python 3.12, the first thread of a child says that it has the number of its parent's."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    child = os.fork()
+    if child == 0:
+        let_threads_finish("no such thread")
+        os._exit(min(len(pauses), 100))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
