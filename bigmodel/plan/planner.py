@@ -30,7 +30,7 @@ from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import OFFLOAD_DTYPES, refuse_twice
 from ..profile.trace.dry_run import SampleInputs
 from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
-from .memory.assignment import assemble
+from .memory.assignment import Assignment, assemble
 from .result.budgets import (
     Key,
     caching_memories,
@@ -55,6 +55,9 @@ STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 OBJECTIVES = ("latency", "throughput", "fit")
 """Quantities that the search minimises. "fit" does not search: the greedy placement is kept."""
+
+HALVINGS = 10
+"""How often the default size of a cache of experts is halved until an accelerator has room for it."""
 
 ANOTHER_MACHINE = (
     "this machine lacks an accelerator of the budgets, so no time is predicted; the search used nominal speeds"
@@ -118,8 +121,9 @@ def plan(
         model: any module, also on meta; its profile (which then fixes shapes, dtype and classes); or a folder or Hub
             id, of which the config and the headers are read.
         max_memory: budgets as `get_max_memory` takes them; None: what is free. `"disk"` is unlimited unless given. A
-            GPU's is of the bytes that its allocator reserves, of which tensors take a part (`DevicePlan.unused` is the
-            rest); of the device's own context only what passes the budget is kept free (`DevicePlan.context`).
+            host with 0 holds no weights; what passes through it from the disk is counted, and not limited. A GPU's is
+            of the bytes that its allocator reserves, of which tensors take a part (`DevicePlan.unused` is the rest); of
+            the device's own context only what passes the budget is kept free (`DevicePlan.context`).
         strategy: one of `STRATEGIES`.
         batch_size: sequences at once. None: 1, or, with the objective "throughput", the number that generates the most
             tokens per second within the budgets, up to `MOST_SEQUENCES` (see `plan.search.batch`).
@@ -136,7 +140,8 @@ def plan(
             bit. A profile has its own.
         slots: maximum number of streamed parts on an accelerator at once.
         expert_cache: bytes of each device (a number, or text such as "4GiB") for experts that are fetched one by one;
-            None: as many as streaming whole layers of them would take.
+            None: as many as streaming whole layers of them would take, or fewer where nothing else lets an accelerator
+            be used.
         pinned_memory: bytes of host memory that may be pinned for a GPU to copy from; None: half of this host's.
         objective: quantity to minimise: "latency": seconds per generated token; "throughput": seconds of prompt and new
             tokens together; "fit": none, the greedy placement is kept; None: "latency", without a prediction unless
@@ -262,9 +267,7 @@ class _Request:
             if cautious is not None:
                 return replace(assembled(cautious, guarded=True), strategy=self.strategy)
             capacity = replace(capacity, budgets=without_accelerators(self.budgets))
-        assignment = greedy_assignment(
-            profile, capacity, self.strategy, self.offload_buffers, self.offload != "compute"
-        )
+        capacity, assignment = self._greedy(profile, capacity)
         streams = any(map(assignment.streamed, range(len(profile.units))))
         searched = self.strategy == "auto" and minimised != "fit" and (self.is_predicted or streams)
         if not profile.phases or not (searched or self.is_predicted):
@@ -284,6 +287,28 @@ class _Request:
         if known is None:
             return replace(assembled(assignment), notes=(ANOTHER_MACHINE,))
         return assembled(assignment, prediction=searcher.predict(capacity, assignment))
+
+    def _greedy(self, profile: Profile, capacity: Capacity) -> tuple[Capacity, Assignment]:
+        """Return the greedy assignment, and the capacity that it keeps to: that given, but for a cache of experts of no
+        given size, which is halved until an accelerator runs anything."""
+
+        def greedy(capacity: Capacity) -> Assignment:
+            return greedy_assignment(profile, capacity, self.strategy, self.offload_buffers, self.offload != "compute")
+
+        found = greedy(capacity)
+        if not self._may_cache_fewer(profile, capacity, found):
+            return capacity, found
+        whole = capacity.slots * max(unit.slot_bytes() for unit in profile.units)
+        for turn in range(1, HALVINGS + 1):
+            smaller = replace(capacity, expert_cache=whole >> turn)
+            tried = greedy(smaller)
+            if any(map(is_accelerator, tried.execution)):
+                return smaller, tried
+        return capacity, found
+
+    def _may_cache_fewer(self, profile: Profile, capacity: Capacity, found: Assignment) -> bool:
+        idle = capacity.accelerators and not any(map(is_accelerator, found.execution))
+        return bool(idle and capacity.expert_cache is None and any(unit.experts for unit in profile.units))
 
     @property
     def is_predicted(self) -> bool:

@@ -150,6 +150,18 @@ def test_expert_caches_take_the_bytes_of_the_plan(expert_cache: int | None) -> N
     assert peak(deep_mixtral(), found) == found.devices[0].total <= budget
 
 
+@pytest.mark.slow
+def test_fewer_experts_are_cached_where_an_accelerator_has_no_room_for_the_default() -> None:
+    profile = profile_of(deep_mixtral)
+    default = planned(profile, int(0.8 * profile.weights)).expert_cache[0]
+    budget = profile.activations + default // 2
+    found = planned(profile, budget)
+    assert 0 < found.expert_cache[0] < default
+    assert any("layers" in part.name for part in found.streamed)
+    # These routers choose no experts that take all chunks of the cache, as the worst do.
+    assert 0.9 * found.devices[0].total < peak(deep_mixtral(), found) <= found.devices[0].total <= budget
+
+
 Routing = Callable[[int, int, int, int], torch.Tensor]
 """(tokens, experts per token, experts, slots) -> the experts of each token, (tokens, experts per token)."""
 

@@ -59,7 +59,8 @@ def measured_weights(model: nn.Module, made: Plan) -> dict[object, int]:
 def assert_sound(model: nn.Module, made: Plan, budgets: dict[int | str, int]) -> None:
     check_device_map(model, made.device_map)
     for device, planned in made.devices.items():
-        assert planned.total <= budgets.get(device, planned.total)
+        assert planned.total <= (planned.total if planned.budget is None else planned.budget)
+        assert planned.budget == budgets.get(device) or not planned.weights
     weights = {device: planned.weights for device, planned in made.devices.items() if planned.weights}
     assert weights == measured_weights(model, made)
     for names in find_tied_parameters(model):
@@ -477,6 +478,14 @@ def test_any_budgets_hold_and_bytes_are_exact(
         return
     assert_sound(tiny_llama(tie_word_embeddings=tied), made, budgets)
     assert {part.name for part in made.parts} == set(made.device_map)
+
+
+def test_a_host_with_a_budget_of_0_holds_no_weights_and_limits_nothing_that_passes_through() -> None:
+    made = make_plan(llama_profile(16), {0: 502_580, "cpu": 0})
+    assert {part.device for part in made.streamed} == {"disk"}
+    assert made.devices["cpu"].weights == 0
+    assert made.devices["cpu"].total > 0
+    assert made.devices["cpu"].budget is None
 
 
 @pytest.mark.slow

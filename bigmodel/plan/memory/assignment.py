@@ -376,9 +376,16 @@ def default_pinned_memory() -> int:
 
 
 def with_budgets(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> dict[Key, DevicePlan]:
-    """Return the uses with their budgets, also for devices that are not used."""
+    """Return the uses with their budgets, also for devices that are not used.
+
+    A host with a budget of 0 holds no weights. What passes through it from the disk is counted, and not limited.
+    """
     keys = [*budgets, *(key for key in uses if key not in budgets)]
-    return {key: replace(uses.get(key, DevicePlan(key, None)), budget=budgets.get(key)) for key in keys}
+    given = {key: uses.get(key, DevicePlan(key, None)) for key in keys}
+    limits = dict(budgets)
+    if not budgets.get(HOST) and HOST in given and given[HOST].total:
+        limits.pop(HOST, None)
+    return {key: replace(use, budget=limits.get(key)) for key, use in given.items()}
 
 
 def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str] | None = None) -> tuple[Part, ...]:
