@@ -89,7 +89,7 @@ def test_weights_that_every_rank_has_are_written_where_asked(tmp_path: Path) -> 
 
 
 def test_every_kind_in_use_has_a_strategy_that_knows_its_kind() -> None:
-    assert {str(kind) for kind in STRATEGIES} == {"NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED", "FSDP", "TP"}
+    assert {kind.value for kind in STRATEGIES} == {"NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED", "FSDP", "TP"}
     for kind, name in STRATEGIES.items():
         cls = load(name)
         assert issubclass(cls, Strategy)
