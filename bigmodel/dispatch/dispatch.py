@@ -26,7 +26,13 @@ from .placement.options import Options, PlanArguments, dtype_of
 from .placement.packed import with_unmapped_tensors
 from .placement.resolve import DeviceMap, ResolvedMap, map_of_plan, resolve_device_map, resolve_given, whole_classes
 from .placement.unsupported import refuse_unsupported
-from .weights.parameters import moved_in_place, parts_with_dtype, refresh_references, refresh_second_places
+from .weights.parameters import (
+    forget_second_places,
+    moved_in_place,
+    parts_with_dtype,
+    refresh_references,
+    refresh_second_places,
+)
 
 
 def dispatch_model(
@@ -254,6 +260,7 @@ def undispatch(model: nn.Module, device: DeviceLike | None = None) -> nn.Module:
 
 def _gather(model: nn.Module, target: torch.device, ties: Mapping[str, str]) -> None:
     """Move every tensor to `target`; restore the ties of tensors that were tied before dispatching."""
+    forget_second_places(model)
     moved: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""

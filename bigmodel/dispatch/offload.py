@@ -16,7 +16,7 @@ from .dispatch import place_and_attach
 from .placement.offload_files import fill_meta
 from .placement.options import Options, PlanArguments
 from .placement.resolve import resolve_given, whole_classes
-from .weights.parameters import moved_in_place, refresh_second_places
+from .weights.parameters import forget_second_places, moved_in_place, refresh_second_places
 
 
 def cpu_offload(
@@ -167,6 +167,7 @@ class WholeModelForward:
             self.model.__dict__.pop("forward", None)
 
     def _move(self, device: torch.device) -> None:
+        forget_second_places(self.model)
         moved: dict[int, torch.Tensor] = {}
         for module in self.model.modules():
             for registry in (module._parameters, module._buffers):

@@ -243,3 +243,20 @@ def test_hooks_of_a_weight_that_was_moved_are_removed_by_their_handles() -> None
         handle.remove()
     model(torch.ones(2, 4)).sum().backward()
     assert seen == ["gradient", "added"]
+
+
+@pytest.mark.parametrize("device_map", [{"": 0}, {"": "disk"}], ids=str)
+def test_a_weight_with_weak_references_is_trained_too(device_map: dict[str, Any], tmp_path: Path) -> None:
+    model, x = nn.GRU(4, 4), torch.ones(3, 4)
+    before = model(x)[0].detach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dispatch_model(model, device_map, main_device=0, offload_dir=tmp_path, force_hooks=True)
+    for undo in (False, True):
+        if undo:
+            undispatch(model, "cpu")
+        optimizer.zero_grad()
+        model(x)[0].sum().backward()
+        optimizer.step()
+        after = model(x)[0].detach()
+        assert not torch.equal(after, before)
+        before = after

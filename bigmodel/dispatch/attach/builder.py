@@ -31,6 +31,7 @@ from ..transfer.files import SourceFiles
 from ..weights.block import Block, HostTensor
 from ..weights.casts import cast_parts
 from ..weights.parameters import (
+    forget_second_places,
     moved_like,
     parts_with_dtype,
     references_to_weights,
@@ -76,6 +77,7 @@ class Builder:
             self._refuse_torn_modules()
             self._refuse_casts_from_outside()
             result.hold_allocators()
+            forget_second_places(self.model)
             self._move_residents()
             if self.options.align_memory:
                 self._align(result)
@@ -96,6 +98,7 @@ class Builder:
             self._pack(result)
             self._read_ahead(blocks, result)
         except BaseException:
+            forget_second_places(self.model)
             self.undo_log.undo()
             result.unpack()
             refresh_second_places(self.model)

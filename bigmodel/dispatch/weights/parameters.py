@@ -6,6 +6,7 @@ attribute updates both; dispatching writes to ``_parameters`` directly, so it mu
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from types import CellType
 from typing import Any
@@ -74,12 +75,26 @@ def take_over(parameter: torch.Tensor, value: torch.Tensor) -> bool:
         except RuntimeError:
             for each, kind, attributes in before:
                 each.__class__, each.__dict__ = kind, attributes
-            return False
+            return _exchange_data(parameter, value)
         # Dicts of hooks belong to the object, what calls them to what it holds.
         if parameter.requires_grad:
             parameter._backward_hooks, parameter._post_accumulate_grad_hooks = hooks
             if isinstance(parameter, virtual.VirtualTensor):
                 virtual.guard_hooks(parameter)
+    return True
+
+
+def _exchange_data(parameter: torch.Tensor, value: torch.Tensor) -> bool:
+    """Exchange the elements of two tensors to which weak references may exist; return whether their kinds allow it."""
+    if type(parameter) is not type(value) or not torch._has_compatible_shallow_copy_type(parameter, value):
+        return False
+    gradients = parameter.grad, value.grad
+    parameter.grad = value.grad = None
+    with torch.inference_mode(parameter.is_inference()):
+        held = parameter.data
+        parameter.data = value.data
+        value.data = held
+    value.grad, parameter.grad = gradients
     return True
 
 
@@ -105,11 +120,21 @@ def second_places(module: nn.Module, key: str) -> list[SecondPlace]:
     return [(module._flat_weights, module._flat_weights_names.index(key))]
 
 
-def refresh_second_places(model: nn.Module) -> None:
-    """Update ``_flat_weights`` of all recurrent layers of `model` from their parameters."""
+def forget_second_places(model: nn.Module) -> None:
+    """Let recurrent layers of `model` have no weak references to their weights, with which these could not be moved
+    (`take_over`), until `refresh_second_places` is called."""
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
-            module._flat_weights[:] = [module._parameters.get(name) for name in module._flat_weights_names]
+            module._flat_weight_refs = []
+
+
+def refresh_second_places(model: nn.Module) -> None:
+    """Update ``_flat_weights`` of all recurrent layers of `model`, and their weak references, from their parameters."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            weights = [module._parameters.get(name) for name in module._flat_weights_names]
+            module._flat_weights[:] = weights
+            module._flat_weight_refs = [None if each is None else weakref.ref(each) for each in weights]
 
 
 Reference = tuple["dict[Any, Any] | list[Any] | CellType", Any, dict[str, Any], str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from bigmodel.dispatch import cpu_offload_with_hook, dispatch_model, undispatch
-from bigmodel.dispatch.weights.parameters import like, moved_like, refresh_second_places, second_places
+from bigmodel.dispatch.weights.parameters import like, moved_like, refresh_second_places, second_places, take_over
 
 from ...accelerators import at, two
 
@@ -110,3 +111,16 @@ def test_refreshing_takes_over_what_was_put_under_the_names() -> None:
     new = layer._parameters["weight_ih_l0"] = nn.Parameter(torch.zeros(16, 4))
     refresh_second_places(nn.Sequential(layer))
     assert layer._flat_weights[0] is new
+
+
+def test_a_parameter_with_weak_references_takes_over_elements_and_gives_up_its_gradient() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    seen = weakref.ref(parameter)
+    value = nn.Parameter(torch.ones(3))
+    assert take_over(parameter, value)
+    assert seen() is parameter
+    assert parameter.tolist() == [1.0] * 3
+    assert parameter.grad is None
+    assert value.grad is not None
+    assert value.tolist() == [0.0] * 2
