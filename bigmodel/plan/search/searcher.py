@@ -135,7 +135,7 @@ class Searcher:
             best = min([*in_ram, best, *(one for one, over in found if not over)], key=self.goal.seconds)
             least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
             counted = filled(self.items, replace(capacity, budgets=budgets), placement).usage
-            return Attempt(self._usage(base), counted, least_over)
+            return Attempt(self._usage(base) if least_over else counted, counted, least_over)
 
         repeat_until_within(capacity.budgets, attempt, attempts_of(capacity))
         return best
