@@ -1,14 +1,15 @@
 """Host memory that copies of strict accelerators read and write after they have been launched.
 
 Pinned memory must not be written to until the host has waited for the copies that read it. What copies to the host
-write holds garbage before they arrive.
+write holds garbage before they arrive: the host sees it after it has waited, later copies of ordered streams before.
 """
 
 from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -25,17 +26,15 @@ Span = tuple[int, int]
 class DelayingQueue(Queue, Protocol):
     """A stream that does work later."""
 
-    def delay(self, run: Callable[[], None], arrives: Arrival | None = None) -> None: ...
+    def delay(self, run: Callable[[], None], for_host: bool = False) -> None: ...
 
 
 class Arrival(NamedTuple):
-    """Where a copy to the host arrives."""
+    """A copy to the host that the host has not waited for: where it arrives, and what."""
 
     span: Span
     copied: Access
-
-    def overlaps(self, other: Span) -> bool:
-        return self.span[0] < other[1] and other[0] < self.span[1]
+    values: torch.Tensor
 
 
 class _Watched(NamedTuple):
@@ -44,6 +43,7 @@ class _Watched(NamedTuple):
     source: torch.Tensor
     checksum: int
     copied: Access
+    is_arriving: bool
 
     def check(self) -> None:
         """Raise RaceError if the memory was written to; only note it if nothing has read the copy yet."""
@@ -57,20 +57,31 @@ class _Watched(NamedTuple):
 _watched: list[_Watched] = []
 """Pinned memory that copies read. The same memory may be read by several, which the host waits for one by one."""
 
+_arrivals: list[Arrival] = []
+"""Copies to the host that it has not waited for, in the order of their launches."""
 
-def watch(source: torch.Tensor, copied: Access) -> _Watched:
-    """Have writes to pinned memory found until the host has waited for its copy."""
-    watched = _Watched(source, _checksum(source), copied)
+
+def watch(source: torch.Tensor, copied: Access, arriving: Sequence[Arrival] = ()) -> _Watched:
+    """Have writes to pinned memory found until the host has waited for its copy.
+
+    Args:
+        source: The memory.
+        copied: The copy that reads it.
+        arriving: What arrives in the memory before.
+    """
+    watched = _Watched(source, _checksum(_with_arriving(source, arriving)), copied, bool(arriving))
     _watched.append(watched)
     return watched
 
 
 def check_watched() -> None:
-    """Check the pinned memory whose copies the host has waited for now.
+    """Check the pinned memory whose copies the host has waited for now, and forget what has arrived.
 
     Raises:
         RaceError: It was written to before, and what was copied has been used.
     """
+    if _arrivals:
+        _arrivals[:] = [each for each in _arrivals if not detector.host_knows(each.copied)]
     finished = [each for each in _watched if detector.host_knows(each.copied)]
     if finished:
         _watched[:] = [each for each in _watched if not detector.host_knows(each.copied)]
@@ -78,26 +89,101 @@ def check_watched() -> None:
             each.check()
 
 
-def delayed_copy(into: DelayingQueue, target: torch.Tensor, source: torch.Tensor, copied: Access) -> None:
+def arriving_in(source: torch.Tensor, into: Queue) -> list[Arrival]:
+    """Return what arrives in dense host memory that the next launch of `into` reads.
+
+    Raises:
+        RaceError: A copy to that memory is not ordered before.
+    """
+    found = _overlapping(span(source)) if _arrivals else []
+    for each in found:
+        if not detector.is_ordered(each.copied, into):
+            raise detector.report(f"a copy on {into} reads host memory that no event orders after {each.copied}")
+    return found
+
+
+def check_written(target: torch.Tensor, from_: Queue) -> None:
+    """Check host memory that the next launch of `from_` writes to.
+
+    Raises:
+        RaceError: An earlier copy that reads or writes that memory is not ordered before, or it was written to before.
+    """
+    if not (_watched or _arrivals) or not target.numel():
+        return
+    begin, end = target.data_ptr(), target.data_ptr() + _spanned_bytes(target)
+    read = [each for each in _watched if _overlap(span(each.source), (begin, end))]
+    for copied in (*(each.copied for each in read), *(each.copied for each in _overlapping((begin, end)))):
+        if not detector.is_ordered(copied, from_):
+            raise detector.report(f"a copy on {from_} writes host memory that no event orders after {copied}")
+    _watched[:] = [each for each in _watched if each not in read]
+    for each in read:
+        if not each.is_arriving:
+            each.check()
+
+
+def delayed_copy(
+    into: DelayingQueue, target: torch.Tensor, source: torch.Tensor, copied: Access, arriving: Sequence[Arrival]
+) -> None:
     """Queue a copy of pinned memory. Both tensors are dense and of equal shape, strides and dtype."""
-    watched = watch(source, copied)
+    watched = watch(source, copied, arriving)
+    values = _with_arriving(source, arriving)
 
     def run() -> None:
-        watched.check()
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+        if not arriving:
+            watched.check()
+        ctypes.memmove(target.data_ptr(), values.data_ptr(), source.nbytes)
 
     into.delay(run)
+
+
+@contextmanager
+def arrived(source: torch.Tensor, arriving: Sequence[Arrival]) -> Iterator[None]:
+    """Within this context, dense host memory holds what arrives in it, for a copy that is done at its launch."""
+    if not arriving:
+        yield
+        return
+    before, after = source.clone(), _with_arriving(source, arriving)
+    ctypes.memmove(source.data_ptr(), after.data_ptr(), source.nbytes)
+    try:
+        yield
+    finally:
+        ctypes.memmove(source.data_ptr(), before.data_ptr(), source.nbytes)
 
 
 def late_arrival(from_: DelayingQueue, target: torch.Tensor, value: torch.Tensor, copied: Access) -> None:
     """Queue the arrival of `value` in the dense host tensor `target`, which holds garbage until then."""
     arriving = torch.empty_like(value).copy_(value)
     ctypes.memset(target.data_ptr(), GARBAGE, target.nbytes)
+    _arrivals.append(Arrival(span(target), copied, arriving))
 
     def run() -> None:
         ctypes.memmove(target.data_ptr(), arriving.data_ptr(), arriving.nbytes)
 
-    from_.delay(run, arrives=Arrival(span(target), copied))
+    from_.delay(run, for_host=True)
+
+
+def _with_arriving(source: torch.Tensor, arriving: Sequence[Arrival]) -> torch.Tensor:
+    """Return dense host memory as it will be after copies have arrived in it."""
+    if not arriving:
+        return source
+    whole = source.clone()
+    begin, end = span(source)
+    for (first, last), _, values in arriving:
+        low, high = max(begin, first), min(end, last)
+        ctypes.memmove(whole.data_ptr() + low - begin, values.data_ptr() + low - first, high - low)
+    return whole
+
+
+def _overlapping(memory: Span) -> list[Arrival]:
+    return [each for each in _arrivals if _overlap(each.span, memory)]
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def _spanned_bytes(tensor: torch.Tensor) -> int:
+    return (1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))) * tensor.itemsize
 
 
 def span(tensor: torch.Tensor) -> Span:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .host_copies import Arrival, Span, check_watched
+from .host_copies import check_watched
 from .races import Clock, Queue, detector, joined
 from .schedule import MOST_DELAYED, POLLS, HostWaits, Schedule
 
@@ -38,13 +38,13 @@ class _Delayed(NamedTuple):
     Attributes:
         position: Its place in the stream.
         run: Does it; None: it only waits.
-        arrives: Where a copy to the host arrives, on which no later work of the stream depends.
+        for_host: Whether only the host can tell that it was done: no later work of the stream depends on it.
         after: Streams whose work up to a position comes before.
     """
 
     position: int
     run: Callable[[], None] | None
-    arrives: Arrival | None = None
+    for_host: bool = False
     after: tuple[tuple[Queue, int], ...] = ()
 
     def is_over(self) -> bool:
@@ -70,7 +70,6 @@ class Stream:
         self.position = 0
         self._delayed: deque[_Delayed] = deque()
         self._for_host: deque[_Delayed] = deque()
-        self._arriving = 0
         self._polls = 0
         with detector.lock:
             _state.streams.add(self)
@@ -130,11 +129,11 @@ class Stream:
     def delay(
         self,
         run: Callable[[], None] | None,
-        arrives: Arrival | None = None,
+        for_host: bool = False,
         after: tuple[tuple[Queue, int], ...] = (),
     ) -> None:
         """Queue work, and do it at once if the schedule says so."""
-        self._queue(run, arrives, after)
+        self._queue(run, for_host, after)
         if not _state.schedule.is_late():
             self.run_delayed()
 
@@ -152,19 +151,18 @@ class Stream:
         """
         waits = tuple([(other, position) for other, position in others if other.has_delayed(position)])
         if waits or self._delayed or self._for_host:
-            self._queue(run, None, waits)
+            self._queue(run, False, waits)
         else:
             run()
 
     def _queue(
         self,
         run: Callable[[], None] | None,
-        arrives: Arrival | None = None,
+        for_host: bool = False,
         after: tuple[tuple[Queue, int], ...] = (),
     ) -> None:
         self.position += 1
-        self._delayed.append(_Delayed(self.position, run, arrives, after))
-        self._arriving += arrives is not None
+        self._delayed.append(_Delayed(self.position, run, for_host, after))
         _state.busy.add(self)
 
     def has_delayed(self, position: int | None = None) -> bool:
@@ -183,10 +181,9 @@ class Stream:
             for_others = for_host and first.run is None
             for other, awaited in first.after:
                 other.run_delayed(awaited, for_others)
-            if not for_host and (first.arrives is not None or not (first.run is not None or first.is_over())):
+            if not for_host and (first.for_host or not (first.run is not None or first.is_over())):
                 self._leave_for_host(first)
             elif first.run is not None:
-                self._arriving -= first.arrives is not None
                 first.run()
         if not (self._delayed or self._for_host):
             _state.busy.discard(self)
@@ -200,16 +197,6 @@ class Stream:
         while self._for_host and self._for_host[0].is_over():
             self._for_host.popleft()
         self._for_host.append(work)
-
-    def arrivals(self, memory: Span) -> list[tuple[int, Arrival]]:
-        """Return the copies to this host memory that have not arrived, with their positions."""
-        if not self._arriving:
-            return []
-        return [
-            (each.position, each.arrives)
-            for each in (*self._for_host, *self._delayed)
-            if each.arrives and each.arrives.overlaps(memory)
-        ]
 
 
 class Event:
@@ -428,16 +415,3 @@ def finish_all() -> None:
             next(iter(_state.busy)).run_delayed()
         detector.forget()
         check_watched()
-
-
-def await_arrivals(into: Stream, memory: Span) -> None:
-    """Let copies arrive in host memory that the next launch of `into` reads.
-
-    Raises:
-        RaceError: One of them is not ordered before.
-    """
-    for stream in list(_state.busy):
-        for position, arrival in stream.arrivals(memory):
-            if not detector.is_ordered(arrival.copied, into):
-                raise detector.report(f"a copy on {into} reads host memory that no event orders after {arrival.copied}")
-            stream.run_delayed(position)

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .host_copies import delayed_copy, is_dense, late_arrival, span, watch
+from .host_copies import Arrival, arrived, arriving_in, check_written, delayed_copy, is_dense, late_arrival, watch
 from .pinned import pinned_memory
 from .races import Access, History, Range, detector
 from .roles import rows_read, tensors_in
-from .streams import await_arrivals, count_wait, current_stream, is_compute_late
+from .streams import count_wait, current_stream, is_compute_late
 from .traits import Traits
 
 
@@ -82,15 +82,19 @@ def copy_to_device(
     """
     with detector.lock:
         stream = current_stream(index)
-        asynchronous = non_blocking and pinned_memory.holds(source) and _is_read_in_place(target, source)
+        in_place = _is_read_in_place(target, source)
+        arriving = arriving_in(source, stream) if in_place else []
+        # What arrives without blocking does so in pinned memory, as PyTorch allocates it.
+        asynchronous = non_blocking and in_place and (bool(arriving) or pinned_memory.holds(source))
         if not asynchronous:
             count_wait(copies_to_device=1)
         writes = [] if target is None else _ranges(target)
         copied = detector.launch(stream, f"copy to {stream.device}", (), writes)
         if asynchronous:
-            return _asynchronous(target, source, run, stream, copied)
+            return _asynchronous(target, source, run, stream, copied, arriving)
         stream.catch_up()
-        result = run()
+        with arrived(source, arriving):
+            result = run()
         if not non_blocking:
             stream.finish()
         return result
@@ -106,6 +110,8 @@ def copy_to_host(target: Tensor | None, source: Tensor, non_blocking: bool, inde
         else:
             count_wait(copies_to_host=1)
             stream.finish()
+        if target is not None:
+            check_written(target, stream)
         copied = detector.launch(stream, f"copy from {stream.device}", _ranges(source), ())
         result = run()
         if not asynchronous:
@@ -145,9 +151,10 @@ def record_stream(tensor: Tensor, stream: Any) -> None:
         history.users[stream.number] = stream
 
 
-def _asynchronous(target: Any, source: Tensor, run: Callable[[], Tensor], stream: Any, copied: Any) -> Tensor:
+def _asynchronous(
+    target: Any, source: Tensor, run: Callable[[], Tensor], stream: Any, copied: Any, arriving: list[Arrival]
+) -> Tensor:
     """Copy pinned memory when the schedule says so, where that needs nothing but moving bytes; else at once."""
-    await_arrivals(stream, span(source))
     plain = source.numel() > 0 and not (source.is_conj() or source.is_neg())
     if target is None:
         plain = plain and is_dense(source)
@@ -156,12 +163,13 @@ def _asynchronous(target: Any, source: Tensor, run: Callable[[], Tensor], stream
         plain = plain and _is_moved(held, source)
     if (stream.is_default and not is_compute_late()) or not plain:
         stream.catch_up()
-        result = run()
+        with arrived(source, arriving):
+            result = run()
         if source.numel():
-            watch(source, copied)
+            watch(source, copied, arriving)
         return result
     into = held if target is not None else torch.empty_like(source)
-    delayed_copy(stream, into, source, copied)
+    delayed_copy(stream, into, source, copied, arriving)
     return into
 
 

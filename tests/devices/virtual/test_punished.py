@@ -137,12 +137,11 @@ def test_pinned_memory_may_be_the_target_of_one_copy_and_the_source_of_the_next(
     assert [target.tolist() for target in targets] == [[3.0] * 8] * 2
 
 
-def test_pinned_memory_is_no_source_while_a_copy_of_another_stream_arrives_in_it(seed: int | None) -> None:
+def test_pinned_memory_is_no_source_while_a_copy_of_another_stream_arrives_in_it() -> None:
     staging, target, side = pinned(0), filled(0), side_stream()
     staging.copy_(filled(3), non_blocking=True)
     with virtual.stream(side):
-        if seed is None:
-            expect_race(lambda: target.copy_(staging, non_blocking=True), "no event orders after")
+        expect_race(lambda: target.copy_(staging, non_blocking=True), "no event orders after")
 
 
 def test_memory_that_the_allocator_asks_for_gives_the_program_no_order(late_compute: bool) -> None:
@@ -213,3 +212,83 @@ def test_values_of_inference_mode_are_awaited_outside_it_too() -> None:
     before = virtual.host_waits()
     assert values.cpu().tolist() == [2.0] * 8
     assert virtual.host_waits().since(before).copies_to_host == 1
+
+
+def arrival(staging: torch.Tensor, value: float, stream: virtual.Stream) -> None:
+    """Copy a value to pinned memory on a stream, without waiting."""
+    with virtual.stream(stream):
+        staging.copy_(filled(value), non_blocking=True)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_copy_from_memory_that_another_arrives_in_tells_the_host_nothing(
+    transposed: bool, blocking: bool, seed: int | None
+) -> None:
+    staging, target = pinned(0, 16).view(4, 4), filled(0, 16).view(4, 4)
+    staging.copy_(filled(3, 16).view(4, 4), non_blocking=True)
+    (target.t() if transposed else target).copy_(staging, non_blocking=not blocking)
+    if seed is None:
+        assert staging.eq(3).all() == blocking
+    assert target.cpu().eq(3).all()
+    assert staging.eq(3).all()
+
+
+def test_what_has_come_to_the_host_without_a_wait_may_go_back_on_the_same_stream(seed: int | None) -> None:
+    arriving = filled(3).to("cpu", non_blocking=True)
+    back = arriving.to(device, non_blocking=True)
+    if seed is None:
+        assert not arriving.eq(3).any()
+    assert back.tolist() == [3.0] * 8
+
+
+def test_parts_that_arrive_are_read_with_what_lies_between_them() -> None:
+    staging, target = pinned(1, 8), filled(0)
+    staging[2:4].copy_(filled(3, 2), non_blocking=True)
+    staging[5:6].copy_(filled(5, 1), non_blocking=True)
+    target[1:].copy_(staging[1:], non_blocking=True)
+    assert target.tolist() == [0.0, 1.0, 3.0, 3.0, 1.0, 5.0, 1.0, 1.0]
+
+
+def test_pinned_memory_is_read_and_written_by_copies_of_one_stream_in_order() -> None:
+    staging, targets = pinned(1), [filled(0), filled(0)]
+    for target, value in zip(targets, (3, 4)):
+        target.copy_(staging, non_blocking=True)
+        arrival(staging, value, virtual.current_stream(device))
+    synchronize()
+    assert [target.tolist() for target in targets] == [[1.0] * 8, [3.0] * 8]
+    assert staging.eq(4).all()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize("before", ["reads", "writes"])
+def test_a_copy_to_pinned_memory_comes_after_those_of_other_streams_that_use_it(before: str, wait: bool) -> None:
+    staging, target, values, side = pinned(1), filled(0), filled(4), side_stream()
+    if before == "reads":
+        target.copy_(staging, non_blocking=True)
+    else:
+        arrival(staging, 3, virtual.current_stream(device))
+    if wait:
+        side.wait_stream(virtual.current_stream(device))
+    with virtual.stream(side):
+        if not wait:
+            expect_race(lambda: staging.copy_(values, non_blocking=True), "no event orders")
+            return
+        staging.copy_(values, non_blocking=True)
+    side.synchronize()
+    assert staging.eq(4).all()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_pinned_memory_that_a_copy_arrives_in_and_another_reads_is_written_after_a_wait(wait: bool) -> None:
+    staging, target = pinned(0), filled(0)
+    staging.copy_(filled(3), non_blocking=True)
+    target.copy_(staging, non_blocking=True)
+    if wait:
+        synchronize()
+    staging.fill_(7)
+    try:
+        stays = target.tolist() == [3.0] * 8 and bool(staging.eq(7).all())
+    except RaceError:
+        stays = False
+    assert stays == wait
