@@ -112,6 +112,32 @@ def test_who_waits_for_a_slot_is_woken_when_the_fetch_into_it_fails() -> None:
     assert not waiting.is_alive()
 
 
+def test_who_waits_for_a_slot_of_a_streamer_is_woken_when_its_user_leaves_it() -> None:
+    first, second = made = blocks(2)
+    streamer = Streamer(HOST, made, 1)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with streamer.use(first):
+            entered.set()
+            leave.wait(60)
+
+    def take() -> None:
+        with streamer.use(second):
+            pass
+
+    holding, waiting = (threading.Thread(target=each, daemon=True) for each in (hold, take))
+    holding.start()
+    assert entered.wait(60)
+    waiting.start()
+    end = time.monotonic() + 20
+    while not streamer._changed._waiters and time.monotonic() < end:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    leave.set()
+    waiting.join(20)
+    assert not waiting.is_alive()
+
+
 def test_jobs_of_a_reader_are_used_under_its_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     noted = guard(monkeypatch, DiskReader, "_jobs")
     reader = DiskReader(copy_stream(HOST), ReadPolicy(0), StreamStats(), StagingMemory(8192, 6))

@@ -2,10 +2,10 @@
 
     python -m tests.tools.mutants [--only TEXT ...] [--shard I/N] [--results FILE] [--list]
 
-A mutant lacks one wait, one event that is recorded or waited for, one thing said to the allocator, or one lock, in the
-modules that move weights. Each runs in a forked process, in which the mutant is imported in the place of the module.
-A line is printed for each, with the test that fails; the last line is the score. A run that ends early goes on where it
-ended if it is given the same file of results; several shards may share one.
+A mutant lacks one wait, one event that is recorded, asked or waited for, one thing said to the allocator, or one lock,
+in the modules that move weights and batches. Each runs in a forked process, which imports the mutant instead of the
+module. A line is printed for each, with the test that fails; the last line is the score. A run that ends early
+goes on where it ended if it is given the same file of results; several shards may share one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
     "bigmodel.checkpoint.upload",
     "bigmodel.devices.streams",
+    "bigmodel.devices.empty",
+    "bigmodel.dispatch.attach.activation_guard",
+    "bigmodel.dispatch.attach.additions",
     "bigmodel.dispatch.attach.host_or_device",
+    "bigmodel.dispatch.attach.outside_calls",
     "bigmodel.dispatch.mapped.readahead",
     "bigmodel.dispatch.transfer.disk_reader",
     "bigmodel.dispatch.transfer.fetcher",
@@ -42,6 +47,7 @@ MODULES = (
     "bigmodel.dispatch.experts.cache",
     "bigmodel.dispatch.experts.lazy_tensors",
     "bigmodel.dispatch.weights.visits",
+    "bigmodel.train.data.steps",
 )
 TESTS: tuple[tuple[str, ...], ...] = (
     ("tests/checkpoint/test_upload.py", "tests/dispatch/transfer/test_to_host.py"),
@@ -96,6 +102,12 @@ def _places(tree: ast.AST) -> Iterator[tuple[Any, Any]]:
                     elif _locks(statement):
                         plain = ast.If(ast.Constant(True), statement.body, [])
                         yield statement, _replacing(value, position, plain)
+            if isinstance(value, ast.AST) and _asks(value):
+                yield value, partial(setattr, parent, name, ast.Constant(True))
+            elif isinstance(value, list):
+                for position, each in enumerate(value):
+                    if _asks(each):
+                        yield each, _replacing(value, position, ast.Constant(True))
         if _submits_after(parent):
             yield parent, _replacing(parent.args, 1, ast.Tuple([], ast.Load()))
         if isinstance(parent, ast.keyword) and parent.arg == "marks":
@@ -108,16 +120,25 @@ def _replacing(values: list[Any], position: int, new: Any) -> Any:
 
 def _is_call(statement: Any) -> bool:
     call = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+        return call.func.id == "wait"
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)) or "policy" in ast.unparse(call.func):
         return False
     return call.func.attr in _CALLS
+
+
+def _asks(node: Any) -> bool:
+    """Whether an event is asked if it has passed, whose answer is then taken to be yes."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("done", "query")
 
 
 def _submits_after(node: Any) -> bool:
     """Whether work is submitted to a copy stream behind events."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "submit"):
         return False
-    return len(node.args) > 1 and any(name in ast.unparse(node.args[1]) for name in ("after", "before", "copied"))
+    return len(node.args) > 1 and any(
+        name in ast.unparse(node.args[1]) for name in ("after", "before", "copied", "free")
+    )
 
 
 def _sets_event(statement: Any) -> bool:

@@ -60,11 +60,11 @@ board = Board()
 _data: Any = torch.Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]
 
 
-def keep_backward_in_this_thread() -> None:
-    """Make backward passes of the calling thread run in it, whatever devices their tensors are on.
+def keep_backward_in_this_thread(_index: int) -> None:
+    """Make backward passes of the calling thread, which uses this device, run in it, whatever devices others are on.
 
     Autograd creates one thread per device at the first backward pass of a process and ignores devices added later; of a
-    device type written in Python it supports one device only.
+    device type written in Python it supports the device 0 only.
     """
     if torch._C._is_multithreading_enabled():
         torch.autograd.set_multithreading_enabled(False)
@@ -87,7 +87,7 @@ class VirtualTensor(torch.Tensor):
             raise NotImplementedError(f"{TYPE} accelerators have no sparse and no nested tensors")
         if allocation is None and not is_traced(held):
             allocation = board.arena(index).claim(held)
-        keep_backward_in_this_thread()
+        keep_backward_in_this_thread(index)
         wrapper: VirtualTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             held.size(),
