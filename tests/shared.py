@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
+import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from bigmodel.devices import accelerators as accelerator_names
 from bigmodel.devices import memory_allocated, virtual
@@ -18,6 +22,7 @@ from bigmodel.devices import memory_allocated, virtual
 from .accelerators import is_about_virtual, skip_what_is_missing
 from .examples import register_profiles
 
+Once = Callable[[str, Callable[[Path], Any]], Any]
 STAND_INS = 1
 """Virtual accelerators that stand in for CUDA's: most machines with a GPU have one."""
 VIRTUAL_ROOM = Path(__file__).parent / "devices" / "virtual"
@@ -88,6 +93,25 @@ def _shared_tls_context() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
         yield
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Computes a value, of what JSON knows, in one process of the run; the others, which may have tests of the same
+    module, read it. Its arguments: a name, and a function that is given an empty folder."""
+    own = tmp_path_factory.getbasetemp()
+    of_all = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def value(name: str, compute: Callable[[Path], Any]) -> Any:
+        folder = of_all / f"once-{name}"
+        with FileLock(f"{folder}.lock"):
+            answer = folder / "answer.json"
+            if not answer.exists():
+                folder.mkdir(exist_ok=True)  # it is there if another process has tried and failed
+                answer.write_text(json.dumps(compute(folder)))
+            return json.loads(answer.read_text())
+
+    return value
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,12 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .shared import Once
 
 PROGRAM = """
 import json
@@ -73,18 +76,23 @@ if sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def process() -> subprocess.CompletedProcess[str]:
-    """The interpreter, which has taken every step."""
-    torchao = ["torchao"] if importlib.util.find_spec("torchao") else []
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *torchao], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done
+def written(once: Once) -> list[str]:
+    """What the interpreter, which has taken every step, wrote on its output and as errors."""
+
+    def run(_: Path) -> list[str]:
+        torchao = ["torchao"] if importlib.util.find_spec("torchao") else []
+        done = subprocess.run([sys.executable, "-c", PROGRAM, *torchao], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return [done.stdout, done.stderr]
+
+    found: list[str] = once("imports", run)
+    return found
 
 
 @pytest.fixture(scope="module")
-def after(process: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+def after(written: list[str]) -> dict[str, dict[str, Any]]:
     """What was found after each step."""
-    return dict(map(json.loads, process.stdout.splitlines()))
+    return dict(map(json.loads, written[0].splitlines()))
 
 
 @pytest.mark.slow
@@ -131,9 +139,7 @@ def test_strategies_are_imported_when_they_are_chosen(after: dict[str, dict[str,
 
 
 @pytest.mark.slow
-def test_importing_torchao_logs_nothing(
-    process: subprocess.CompletedProcess[str], after: dict[str, dict[str, Any]]
-) -> None:
+def test_importing_torchao_logs_nothing(written: list[str], after: dict[str, dict[str, Any]]) -> None:
     if "torchao" not in after:
         pytest.skip("torchao is not installed")
-    assert process.stderr.endswith("only torchao writes after this\n"), process.stderr
+    assert written[1].endswith("only torchao writes after this\n"), written[1]

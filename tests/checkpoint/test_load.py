@@ -316,7 +316,8 @@ def test_loading_to_disk_brings_nothing_in(tmp_path: Path) -> None:
     load_checkpoint_in_model(model, tmp_path, {"": "disk"})
     assert max_memory_allocated("cpu") - before < 16 * 2**20
     load_checkpoint_in_model(model, tmp_path, {"": "cpu"})
-    assert memory_allocated("cpu") - before >= 8 * 16 * 2**20, "on the CPU it is all there"
+    # What earlier tests have allocated may be freed meanwhile: less than a tensor.
+    assert memory_allocated("cpu") - before > 7 * 16 * 2**20, "on the CPU it is all there"
 
 
 @pytest.mark.slow

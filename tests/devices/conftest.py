@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.shared import Once
+
 # When its last line is done, the autograd thread of the device waits for the interpreter's lock, which it needs to
 # begin and to let go of gradients: the interpreter is not given up to it before.
 SCRIPT = """
@@ -58,10 +60,14 @@ class Ended:
 
 
 @pytest.fixture(scope="session")
-def own_process() -> Ended:
+def own_process(once: Once) -> Ended:
     """Run the script in an interpreter that is started with two virtual accelerators of 1 MiB."""
+    return Ended(*once("own-process", ended))
+
+
+def ended(_: Path) -> tuple[dict[str, Any], int, str]:
     variables = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", "BIGMODEL_VIRTUAL": "2x1MiB"}
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=90)
     assert done.stdout, done.stderr
-    return Ended(json.loads(done.stdout), done.returncode, done.stderr)
+    return json.loads(done.stdout), done.returncode, done.stderr

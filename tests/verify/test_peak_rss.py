@@ -14,6 +14,7 @@ from torch import nn
 
 from bigmodel.checkpoint import Checkpoint
 from bigmodel.verify.peak_rss import host_bytes, resolution
+from tests.shared import Once
 
 TENSOR_BYTES = 2**24
 
@@ -43,10 +44,15 @@ print(*grown)
 
 
 @pytest.fixture(scope="module")
-def growth(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+def growth(once: Once) -> list[int]:
     """Peak RSS of making tensors of 16 MiB: without a mapped file, with one of 32 MiB, and with one where the thread
     that samples never runs."""
-    path = tmp_path_factory.mktemp("mapped") / "file"
+    found: list[int] = once("growth", grown)
+    return found
+
+
+def grown(folder: Path) -> list[int]:
+    path = folder / "file"
     path.write_bytes(bytes(2**25))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(path)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from bigmodel.plan import Plan
 from bigmodel.plan.result.plan import DevicePlan
 from bigmodel.verify.verify import Finding, peaks_of_accelerator
 from tests.preloaded import run
+from tests.shared import Once
 
 from ..dispatch.mixtures import mixtral
 from ..quantized.checkpoints import published
@@ -67,12 +69,16 @@ print(json.dumps(results))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(once: Once) -> dict[str, Any]:
     """The findings of every case, by case."""
+    found: dict[str, Any] = once("verify", verified)
+    return found
+
+
+def verified(folder: Path) -> dict[str, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("verify")
     llama = LlamaConfig(
         hidden_size=64, intermediate_size=96, num_hidden_layers=8, num_attention_heads=4, vocab_size=160,
         max_position_embeddings=32,

@@ -15,6 +15,7 @@ from bigmodel.errors import TrainError
 from bigmodel.train.strategies.sharded import tensor_parallel as tensor_plan
 from bigmodel.train.strategies.sharded.tensor_parallel import model_plan, parallelize
 from tests.dispatch.models import llama
+from tests.shared import Once
 from tests.train.multiprocess import run_on_ranks
 
 from .. import split
@@ -83,11 +84,15 @@ def trained(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def expected(once: Once) -> dict[str, Any]:
     """What one process writes."""
-    folder = tmp_path_factory.mktemp("alone")
-    split.train(folder, 1)
-    return trained(folder)
+
+    def alone(folder: Path) -> dict[str, Any]:
+        split.train(folder, 1)
+        return trained(folder)
+
+    found: dict[str, Any] = once("tensor-parallel", alone)
+    return found
 
 
 @pytest.mark.slow
