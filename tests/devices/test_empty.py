@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from bigmodel.devices import empty
 from bigmodel.devices.empty import init_empty_weights, init_on_device
+
+from ..dispatch.guarded import OwnedLock
 
 
 def test_parameters_go_to_meta_and_buffers_stay() -> None:
@@ -84,3 +87,11 @@ def test_patches_of_another_library_go_on_working(monkeypatch: pytest.MonkeyPatc
         assert nn.Linear(1, 1, bias=False).weight.is_meta
     assert seen == ["weight", "bias"]
     assert nn.Module.register_parameter is others
+
+
+def test_register_parameter_is_replaced_and_put_back_under_one_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = OwnedLock()
+    monkeypatch.setattr(empty, "_lock", lock)
+    with init_empty_weights():
+        assert lock.entered == 1
+    assert lock.entered == 2

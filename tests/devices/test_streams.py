@@ -1,11 +1,12 @@
 import os
 import threading
+import time
 
 import pytest
 import torch
 
 from bigmodel.devices import copy_stream, virtual
-from bigmodel.devices.streams import HAND_OVER_BYTES, ThreadCopyStream, TimedCopyStream, compute_mark
+from bigmodel.devices.streams import HAND_OVER_BYTES, ThreadCopyStream, TimedCopyStream, compute_mark, copy_ready_since
 
 
 def test_work_runs_in_order_beside_the_caller() -> None:
@@ -193,3 +194,18 @@ def test_a_host_that_waits_for_a_copy_sleeps() -> None:
     events = [compute_mark(device), copy_stream(device).submit(lambda: None), copy_stream(device).compute_mark()]
     assert all(event.event.blocking for event in events)  # type: ignore[attr-defined]
     virtual.disable()
+
+
+def test_a_copy_could_not_begin_before_what_it_waited_for_had_passed() -> None:
+    """The link's time of a copy begins then, also if the copy was submitted long before."""
+    first, second = ThreadCopyStream("first"), ThreadCopyStream("second")
+    gate = threading.Event()
+    passed: list[float] = []
+    ready: list[float | None] = []
+    before = first.submit(lambda: passed.append(time.perf_counter()) if gate.wait(30) else None)
+    after = second.submit(lambda: ready.append(copy_ready_since()), (before,))
+    gate.set()
+    after.wait()
+    (since,) = ready
+    assert since is not None
+    assert since >= passed[0]

@@ -44,6 +44,16 @@ class Failed(PastEvent):
         super().__init__(OSError("the disk is gone"))
 
 
+class Interrupted(PastEvent):
+    """The event of a fetch that is under way when the wait for it is interrupted."""
+
+    def done(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        raise KeyboardInterrupt
+
+
 def test_slots_of_blocks_are_used_under_the_lock_of_the_streamer(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = guard(monkeypatch, Streamer, "_slots")
     made = blocks(4)
@@ -69,6 +79,26 @@ def test_a_slot_whose_fetch_failed_is_emptied_under_the_lock(monkeypatch: pytest
         pass
     assert noted == []
     assert slot.content is None
+
+
+def test_slots_keep_what_is_fetched_when_a_wait_for_it_is_interrupted() -> None:
+    (block,) = made = blocks(1)
+    streamer = Streamer(HOST, made, 1)
+    with streamer.use(block):
+        pass
+    slot = streamer._slots.slots[0]
+    slot.ready = Interrupted()
+    with pytest.raises(KeyboardInterrupt), streamer.use(block):
+        pass
+    assert slot.content is block
+    layer, _ = both = layers()
+    cache = ExpertCache(HOST, both, 3)
+    held = acquired(cache, layer, [0], wait=False)
+    (number,) = held
+    cache._slots[number].ready = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        cache.await_arrival(held)
+    assert cache._slots[number].content is not None
 
 
 def test_slots_of_experts_are_used_under_the_lock_of_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:

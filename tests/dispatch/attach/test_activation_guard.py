@@ -19,12 +19,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from bigmodel import dispatch_model, from_pretrained, get_plan, make_plan, undispatch
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.dispatch.attach.activation_guard import ActivationGuard
 from bigmodel.dispatch.attach.builder import Builder
 from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan import Plan
 
 from ...accelerators import exact, held
+from ..guarded import guard
 
 pytestmark = [pytest.mark.usefixtures("every_accelerator"), exact]
 
@@ -515,3 +517,13 @@ def test_no_forward_of_any_model_passes_any_budget(
                     if count == 1:
                         assert taken == corrected.devices[index].total
         undispatch(model, "cpu")
+
+
+def test_the_first_calls_are_measured_under_one_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    for method in ("__call__", "decode"):
+        model = dispatch(Growing().eval(), "1MB")
+        unlocked = [guard(monkeypatch, ActivationGuard, name) for name in ("_measuring", "_replaced")]
+        with torch.no_grad():
+            getattr(model, method)(inputs())
+        assert unlocked == [[], []]
+        monkeypatch.undo()

@@ -11,6 +11,8 @@ from torch import nn
 
 from bigmodel.checkpoint import save_model
 from bigmodel.dispatch import dispatch_model, load_checkpoint_and_dispatch, prepare_training, undispatch
+from bigmodel.dispatch.attach.additions import Additions
+from bigmodel.dispatch.weights.block import HostTensor
 
 from ...accelerators import at, exact
 from ..models import ids, llama, stack
@@ -131,3 +133,19 @@ def test_adapters_of_peft(rest: object) -> None:
     places = {"": rest, "model.layers.0": "cpu"}
     model = dispatch_model(llama(2).train(), places, main_device=at(0))
     assert losses(model, TOKENS) == pytest.approx(losses(llama(2).train().to(at(0)), TOKENS.to(at(0))), rel=1e-6)
+
+
+def test_additions_are_looked_for_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: list[bool] = []
+    ready = Additions._ready
+
+    def noting(self: Additions, module: nn.Module, device: torch.device) -> list[HostTensor]:
+        locked.append(self._lock.locked())
+        return ready(self, module, device)
+
+    monkeypatch.setattr(Additions, "_ready", noting)
+    model = dispatch_model(stack(), LAST_IS_OFFLOADED, main_device=at(0))
+    adapted(model)
+    model(ids().to(at(0)))
+    assert locked
+    assert all(locked)

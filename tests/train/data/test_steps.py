@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from bigmodel.devices import virtual
 from bigmodel.train import prepare_data_loader
 from bigmodel.train.data.steps import LoaderStep, move_ahead, move_each, real_rows
 
@@ -75,3 +76,23 @@ def test_an_error_while_reading_ahead_comes_out() -> None:
 
     with pytest.raises(OSError, match="disk gone"):
         list(move_ahead(failing(), torch.device(DEVICE)))
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_memory_of_a_batch_is_not_used_again_before_computation_with_it() -> None:
+    total = torch.zeros(2, device=DEVICE)
+    steps = move_ahead(counted([]), torch.device(DEVICE))
+    for step in steps:
+        total += step.batch["x"]
+        del step
+    assert virtual.races() == []
+    assert total.tolist() == [6.0, 6.0]
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_who_stops_early_waits_for_the_batch_under_way() -> None:
+    steps = move_ahead(counted([]), torch.device(DEVICE))
+    next(steps)
+    before = virtual.host_waits()
+    steps.close()
+    assert virtual.host_waits().since(before).synchronizations == 1
