@@ -126,7 +126,7 @@ class BackendModule:
         """Do nothing: random numbers come from the CPU's generator."""
 
     def _is_in_bad_fork(self) -> bool:
-        return False
+        return streams.is_in_bad_fork()
 
 
 def register() -> None:

@@ -305,6 +305,7 @@ class _State:
         streams: All streams that are alive.
         defaults: The default stream of each device: the same for all threads.
         busy: Streams with work to be done.
+        is_bad_fork: Whether this process was forked after its parent had used strict accelerators.
         waits: How often the host has waited.
     """
 
@@ -314,6 +315,7 @@ class _State:
         self.streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self.defaults: dict[int, Stream] = {}
         self.busy: set[Stream] = set()
+        self.is_bad_fork = False
         self.waits = HostWaits()
 
 
@@ -328,6 +330,7 @@ def set_schedule(strict: bool, seed: int | None, late_compute: bool = False) -> 
         for stream in _state.defaults.values():
             stream.known.clear()
         _state.strict, _state.schedule = strict, Schedule(seed, strict and late_compute)
+        _state.is_bad_fork = False
 
 
 def is_compute_late() -> bool:
@@ -378,7 +381,9 @@ def stream(chosen: Stream | None) -> Iterator[None]:
 
 
 def forked() -> None:
-    """In a forked child, take everything as finished that its parent has launched."""
+    """In a forked child, take everything as finished that its parent has launched, and refuse strict accelerators that
+    it has used."""
+    _state.is_bad_fork = _state.strict and detector.time > 0
     finish_all()
     for stream in _state.defaults.values():
         stream.known.clear()
@@ -386,6 +391,11 @@ def forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=forked)
+
+
+def is_in_bad_fork() -> bool:
+    """Whether this process may not use strict accelerators, as its parent had used them before it was forked."""
+    return _state.is_bad_fork
 
 
 def host_waits() -> HostWaits:

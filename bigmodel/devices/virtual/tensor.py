@@ -48,6 +48,11 @@ class Board:
         """Return the memory of device `index`; RuntimeError if there is no such device."""
         if not 0 <= index < len(self.arenas):
             raise RuntimeError(f"{TYPE}:{index} does not exist; {len(self.arenas)} virtual accelerators are enabled")
+        if self.strict and streams.is_in_bad_fork():
+            raise RuntimeError(
+                f"cannot use {TYPE}:{index} in a forked process, as its parent had used it before: spawn processes, or "
+                "fork them earlier"
+            )
         return self.arenas[index]
 
     def launch(self, index: int) -> None:

@@ -5,7 +5,9 @@ A defect shows as an error of the race detector, or as garbage.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -292,3 +294,21 @@ def test_pinned_memory_that_a_copy_arrives_in_and_another_reads_is_written_after
     except RaceError:
         stays = False
     assert stays == wait
+
+
+def test_a_process_that_is_forked_after_a_device_was_used_cannot_use_it() -> None:
+    kept.append(filled(1) + 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            filled(1).add_(1)
+        except RuntimeError as error:
+            os._exit(7 if "forked" in str(error) and virtual_module()._is_in_bad_fork() else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert (filled(1) + 1).tolist() == [2.0] * 8
+    assert not virtual_module()._is_in_bad_fork()
+
+
+def virtual_module() -> Any:
+    return torch.get_device_module("virtual")
