@@ -101,7 +101,9 @@ def plan_over_two_links(**arguments: Any) -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [{}, {"slots": 3}, {"offload_buffers": True}, {"offload_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "arguments", some([{"slots": 3}, {"offload_dtype": "int8"}, {}, {"offload_buffers": True}], first=2)
+)
 def test_devices_that_share_the_streaming_take_the_bytes_of_the_plan(arguments: dict[str, Any]) -> None:
     if "offload_dtype" in arguments:
         pytest.importorskip("torchao")
@@ -206,7 +208,7 @@ def route(model: nn.Module, routing: Routing, slots: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots", "per_token"),
-    some([(2, 2), (1, 1), (7, 2), (1, 2), (3, 1), (4, 3)], first=3),
+    some([(2, 2), (7, 2), (1, 1), (1, 2), (3, 1), (4, 3)], first=2),
 )
 def test_no_routing_takes_more_than_planned_and_the_worst_takes_all(slots: int, per_token: int) -> None:
     profile = profile_of(deep_mixtral, per_token)
@@ -250,7 +252,7 @@ PLACES: list[tuple[int | str, int | str]] = [(0, 0), (1, 1), ("cpu", 0), ("cpu",
 
 @pytest.mark.slow
 @given(st.lists(st.sampled_from(PLACES), min_size=8, max_size=8), st.integers(1, 3))
-@settings(max_examples=few(6))
+@settings(max_examples=few(4))
 def test_however_blocks_are_spread_over_two_accelerators_their_peaks_are_the_predicted_ones(
     places: list[tuple[int | str, int | str]], slots: int
 ) -> None:

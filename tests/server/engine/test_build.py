@@ -75,14 +75,15 @@ def test_what_attention_gathers_from_pages_keeps_to_the_budget(tmp_path: Path, a
     budgets = {0: "4MiB", "cpu": "1GiB"}
     placed = load(str(tmp_path), max_memory=budgets, batch_size=1, context_length=256)
     assert set(placed.plan.device_map.values()) == {0}
-    made = engine(placed, max_sequences=16)
+    made = engine(placed, max_sequences=8)
     gc.collect()
     reset_peak_memory(0)
     made.start()
-    collectors = [ask(made, f"the cat {n} " * 12, max_tokens=60, ignore_eos=True) for n in range(16)]
+    collectors = [ask(made, f"the cat {n} " * 12, max_tokens=60, ignore_eos=True) for n in range(8)]
     for collector in collectors:
         collector.wait()
     made.stop()
+    assert made.core.scheduler.preemptions > 0
     entry = placed.plan.devices[0]
     assert made.core.scheduler.pool.capacity * PER_TOKEN >= 4 * entry.kv_cache
     assert max_memory_allocated(0) <= entry.budget
