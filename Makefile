@@ -2,7 +2,8 @@
 # make test          the whole test suite
 # make zoo           every architecture of transformers on every placement: outputs, memory, weights; a table at the end
 # make zoo ONLY=kept  only those whose table the guide keeps; ended runs are taken up where they were
-# make compat        accelerate's own tests and scripts and peft's of offloading, fetched, with bigmodel in accelerate's place,
+# make compat        the names of accelerate's modules, counted; its own tests and scripts and peft's of offloading, fetched,
+#                    with bigmodel in accelerate's place,
 #                    and transformers' own of a checkout that TRANSFORMERS_SOURCE names; then those here that need
 #                    diffusers, trl, lm-eval and sentence-transformers
 # make lint          ruff, mypy --strict, import-linter
@@ -40,6 +41,7 @@ zoo: $(VENV)/.ready-test
 
 compat: $(VENV)/.ready-test
 	$(PIP) install --quiet --constraint constraints.txt parameterized datasets evaluate timeout-decorator
+	$(BIN)/python -m tests.compat.peers.names
 	$(BIN)/python -m tests.compat.peers.accelerate
 	$(BIN)/python -m tests.compat.peers.scripts
 	$(BIN)/python -m tests.compat.peers.peft

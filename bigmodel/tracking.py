@@ -1,5 +1,7 @@
 """The names of ``accelerate.tracking``: the trackers."""
 
+from typing import Any
+
 from bigmodel.train.tracking import AimTracker as AimTracker
 from bigmodel.train.tracking import ClearMLTracker as ClearMLTracker
 from bigmodel.train.tracking import CometMLTracker as CometMLTracker
@@ -13,3 +15,23 @@ from bigmodel.train.tracking import WandBTracker as WandBTracker
 from bigmodel.train.tracking import filter_trackers as filter_trackers
 from bigmodel.train.tracking import on_main_process as on_main_process
 from bigmodel.train.tracking import register_tracker_class as register_tracker_class
+from bigmodel.train.tracking.registry import available_trackers
+from bigmodel.train.types import LoggerType as LoggerType
+
+LOGGER_TYPE_TO_CLASS: dict[str, Any] = {
+    "aim": AimTracker,
+    "comet_ml": CometMLTracker,
+    "mlflow": MLflowTracker,
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandBTracker,
+    "clearml": ClearMLTracker,
+    "dvclive": DVCLiveTracker,
+    "swanlab": SwanLabTracker,
+    "trackio": TrackioTracker,
+}
+"""The built-in trackers by name."""
+
+
+def get_available_trackers() -> list[LoggerType | str]:
+    """Return the trackers whose packages are installed: kinds, and names of those that programs have registered."""
+    return [LoggerType(name) if name in LoggerType else name for name in available_trackers()]

@@ -6,7 +6,6 @@ import logging
 import platform
 import re
 import socket
-from enum import Enum
 from typing import Any
 
 import torch
@@ -21,12 +20,6 @@ from ..train.types import DistributedType
 
 class CannotPadNestedTensorWarning(UserWarning):
     """A nested tensor is not padded across processes."""
-
-
-class ComputeEnvironment(str, Enum):
-    """Where a launch runs: on machines that the user starts it on."""
-
-    LOCAL_MACHINE = "LOCAL_MACHINE"
 
 
 class FP8RecipeKwargs:

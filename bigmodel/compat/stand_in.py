@@ -14,8 +14,9 @@ from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import bigmodel
@@ -28,13 +29,18 @@ from .seams import SEAMS, SeamFinder
 NAME = "accelerate"
 VERSION = f"1.15.0+bigmodel.{bigmodel.__version__}"
 
-_PACKAGES = ("commands", "utils")
+_PACKAGES = ("commands", "commands.config", "utils")
 _MODULES = (
     "accelerator",
     "big_modeling",
-    "commands.config",
+    "commands.accelerate_cli",
+    "commands.config.config_args",
+    "commands.config.default",
+    "commands.env",
     "commands.launch",
     "commands.merge",
+    "commands.test",
+    "commands.tpu",
     "data_loader",
     "hooks",
     "inference",
@@ -46,19 +52,26 @@ _MODULES = (
     "scheduler",
     "state",
     "tracking",
+    "utils.ao",
+    "utils.bnb",
     "utils.constants",
     "utils.dataclasses",
     "utils.deepspeed",
     "utils.environment",
     "utils.fsdp_utils",
     "utils.imports",
+    "utils.launch",
+    "utils.megatron_lm",
     "utils.memory",
     "utils.modeling",
     "utils.offload",
     "utils.operations",
     "utils.other",
     "utils.random",
+    "utils.rich",
+    "utils.torch_xla",
     "utils.tqdm",
+    "utils.transformer_engine",
     "utils.versions",
 )
 MODULES = {f"{NAME}.{name}": f"bigmodel.{name}" for name in (*_PACKAGES, *_MODULES)}
@@ -138,6 +151,13 @@ class StandIn(DistributionFinder, Loader):
             return
         top = import_module(_TOP)
         module.__dict__.update(__version__=VERSION, __doc__=top.__doc__, __getattr__=_top_name, __dir__=top.__dir__)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code of the module, for ``python -m`` and what does as it does."""
+        name = MODULES.get(fullname, _TOP)
+        loader = getattr(find_spec(name), "loader", None)
+        code: CodeType | None = None if loader is None else loader.get_code(name)
+        return code
 
     def find_distributions(self, context: DistributionFinder.Context = _ANY) -> Iterable[Distribution]:
         """Yield the distribution, if its name or none is asked for."""

@@ -25,13 +25,14 @@ from bigmodel.errors import CheckpointFormatError, CheckpointMismatchError, Chec
 from bigmodel.sources.headers import read_header
 
 multiarray: Any = import_module("numpy._core.multiarray" if np.__version__ >= "2" else "numpy.core.multiarray")
-_NUMPY_GLOBALS: list[Any] = [
+NUMPY_GLOBALS: list[Any] = [
     multiarray.scalar,
     multiarray._reconstruct,
     np.ndarray,
     np.dtype,
     *{type(np.dtype(name)) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "bool")},
 ]
+"""What files may hold beside tensors, numbers and strings."""
 
 
 def numbered(name: str, index: int) -> str:
@@ -57,7 +58,7 @@ def save_object(obj: Any, path: Path) -> None:
 
 def _check_readable(path: Path, written: Path) -> None:
     refused = torch.serialization.get_unsafe_globals_in_checkpoint(written)
-    allowed = {f"{item.__module__}.{item.__qualname__}" for item in _NUMPY_GLOBALS}
+    allowed = {f"{item.__module__}.{item.__qualname__}" for item in NUMPY_GLOBALS}
     refused = [name for name in refused if name not in allowed]
     if refused:
         raise TrainError(
@@ -77,7 +78,7 @@ def load_object(path: Path, map_location: Any = "cpu", mmap: bool = False) -> An
     if not path.is_file():
         raise CheckpointNotFoundError(f"{path} is not there")
     try:
-        with torch.serialization.safe_globals(_NUMPY_GLOBALS):
+        with torch.serialization.safe_globals(NUMPY_GLOBALS):
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except (OSError, MemoryError, torch.OutOfMemoryError):
         raise

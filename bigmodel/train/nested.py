@@ -12,19 +12,19 @@ from bigmodel.devices.nested import first_tensor, iter_tensors, open_container
 from bigmodel.errors import TrainError
 
 
-def is_torch_tensor(value: Any) -> bool:
-    """Whether `value` is a tensor."""
-    return isinstance(value, Tensor)
+def is_torch_tensor(tensor: Any) -> bool:
+    """Whether `tensor` is one."""
+    return isinstance(tensor, Tensor)
 
 
-def is_namedtuple(value: Any) -> bool:
-    """Whether `value` is an instance of a named tuple."""
-    return isinstance(value, tuple) and hasattr(value, "_fields") and hasattr(value, "_asdict")
+def is_namedtuple(data: Any) -> bool:
+    """Whether `data` is an instance of a named tuple."""
+    return isinstance(data, tuple) and hasattr(data, "_fields") and hasattr(data, "_asdict")
 
 
-def honor_type(obj: Any, items: Iterable[Any]) -> Any:
-    """Return `items` as a sequence of the type of `obj` (list, tuple, named tuple)."""
-    return type(obj)(*items) if is_namedtuple(obj) else type(obj)(items)
+def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
+    """Return what `generator` yields as a sequence of the type of `obj` (list, tuple, named tuple)."""
+    return type(obj)(*generator) if is_namedtuple(obj) else type(obj)(generator)
 
 
 def map_members(function: Callable[[Any], Any], data: Any) -> Any:

@@ -36,7 +36,7 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torc
     """Set one generator on every process to its state on process 0.
 
     Raises:
-        TrainError: the type is "generator" without a `generator`, or unknown.
+        TrainError: the type is "generator" without a `generator`, unknown, or of a device that is not supported.
     """
     state = PartialState()
     kind = _kind(rng_type)
@@ -50,8 +50,10 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torc
         torch.cuda.set_rng_state(_shared(torch.cuda.get_rng_state()))
     elif kind == RNGType.MPS:
         torch.mps.set_rng_state(_shared(torch.mps.get_rng_state()))
-    else:
+    elif kind == RNGType.TORCH:
         torch.set_rng_state(_shared(torch.get_rng_state()))
+    else:
+        raise TrainError(f"{kind} devices are not supported, and so are their generators")
 
 
 def synchronize_rng_states(rng_types: Iterable[RNGType | str], generator: torch.Generator | None = None) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Literal
+from enum import Enum, EnumMeta
+from typing import Any, Literal
 
 
-class _StringEnum(str, Enum):
-    """An enumeration whose members compare, hash and print as their string values."""
+class EnumWithContains(EnumMeta):
+    """The class of enumerations that may be asked for values: ``"fp16" in PrecisionType``."""
+
+    def __contains__(cls, item: Any) -> bool:
+        try:
+            cls(item)
+        except ValueError:
+            return False
+        return True
+
+
+class BaseEnum(Enum, metaclass=EnumWithContains):
+    """An enumeration that prints as its values and lists them."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -16,6 +27,10 @@ class _StringEnum(str, Enum):
     def list(cls) -> list[str]:
         """Return the values in the order of definition."""
         return [str(member.value) for member in cls]
+
+
+class _StringEnum(str, BaseEnum):
+    """An enumeration whose members compare, hash and print as their string values."""
 
 
 class DistributedType(_StringEnum):
@@ -58,6 +73,15 @@ class RNGType(_StringEnum):
     CUDA = "cuda"
     MPS = "mps"
     GENERATOR = "generator"
+    # Never in use: programs compare with them.
+    MLU = "mlu"
+    SDAA = "sdaa"
+    MUSA = "musa"
+    NPU = "npu"
+    XLA = "xla"
+    XPU = "xpu"
+    HPU = "hpu"
+    NEURON = "neuron"
 
 
 class DynamoBackend(_StringEnum):
@@ -72,6 +96,15 @@ class DynamoBackend(_StringEnum):
     TENSORRT = "TENSORRT"
     IPEX = "IPEX"
     TVM = "TVM"
+    # Of older versions of PyTorch and of other devices: PyTorch refuses those that it does not know.
+    AOT_TS_NVFUSER = "AOT_TS_NVFUSER"
+    NVPRIMS_NVFUSER = "NVPRIMS_NVFUSER"
+    OFI = "OFI"
+    FX2TRT = "FX2TRT"
+    AOT_TORCHXLA_TRACE_ONCE = "AOT_TORCHXLA_TRACE_ONCE"
+    TORCHXLA_TRACE_ONCE = "TORCHXLA_TRACE_ONCE"
+    HPU_BACKEND = "HPU_BACKEND"
+    NEURON = "NEURON"
 
 
 class LoggerType(_StringEnum):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from functools import partial
 
 import torch
+from torch.torch_version import TorchVersion
 
 from bigmodel.errors import TrainError
 from bigmodel.train.precision.mixed import check_fp8
@@ -23,13 +25,16 @@ def _found(module: str) -> bool:
         return False
 
 
+def _at_least(package: str, version: str) -> bool:
+    return bool(TorchVersion(importlib.metadata.version(package)) >= version)
+
+
 def _unsupported() -> bool:
     """False: this library does not support such devices."""
     return False
 
 
 is_aim_available = partial(_installed, "aim")
-is_bnb_available = partial(_installed, "bitsandbytes")
 is_boto3_available = partial(_installed, "boto3")
 is_clearml_available = partial(_installed, "clearml")
 is_comet_ml_available = partial(_installed, "comet_ml")
@@ -60,14 +65,27 @@ is_transformers_available = partial(_installed, "transformers")
 is_triton_available = partial(_installed, "triton")
 is_wandb_available = partial(_installed, "wandb")
 
-is_4bit_bnb_available = is_8bit_bnb_available = is_bnb_available
+is_amdsmi_available = partial(_installed, "amdsmi")
 is_import_timer_available = partial(_installed, "import_timer")
-is_numpy_available = partial(_installed, "numpy")
 is_pytest_available = partial(_installed, "pytest")
 is_tqdm_available = partial(_installed, "tqdm")
 
 is_habana_gaudi1 = is_msamp_available = is_neuron_available = is_transformer_engine_mxfp8_available = _unsupported
 is_hpu_available = is_mlu_available = is_musa_available = is_npu_available = is_sdaa_available = _unsupported
+
+
+def is_bnb_available(min_version: str | None = None) -> bool:
+    """Whether bitsandbytes is installed, in this version or a later one."""
+    return _installed("bitsandbytes") and (min_version is None or _at_least("bitsandbytes", min_version))
+
+
+is_4bit_bnb_available = partial(is_bnb_available, "0.39.0")
+is_8bit_bnb_available = partial(is_bnb_available, "0.37.2")
+
+
+def is_numpy_available(min_version: str = "1.25.0") -> bool:
+    """Whether numpy is installed, in this version or a later one."""
+    return _installed("numpy") and _at_least("numpy", min_version)
 
 
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
@@ -126,3 +144,13 @@ def is_rocm_available() -> bool:
 def is_torch_distributed_available() -> bool:
     """Whether PyTorch is built with torch.distributed."""
     return torch.distributed.is_available()
+
+
+def is_weights_only_available() -> bool:
+    """True: PyTorch loads files with weights only."""
+    return True
+
+
+def is_xccl_available() -> bool:
+    """Whether PyTorch is built with the collectives of Intel's GPUs."""
+    return torch.distributed.is_available() and torch.distributed.is_xccl_available()

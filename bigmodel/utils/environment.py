@@ -5,16 +5,25 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar
 
-import torch
-
+from bigmodel.compat.classes import check_cuda_fp8_capability as check_cuda_fp8_capability
+from bigmodel.compat.classes import convert_dict_to_env_variables as convert_dict_to_env_variables
 from bigmodel.errors import TrainError
 from bigmodel.limits import RENDEZVOUS_PORT
 from bigmodel.train import environment
+from bigmodel.utils.machine import CPUInformation as CPUInformation
+from bigmodel.utils.machine import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
+from bigmodel.utils.machine import get_cpu_distributed_information as get_cpu_distributed_information
+from bigmodel.utils.machine import get_current_device_type as get_current_device_type
+from bigmodel.utils.machine import get_driver_version as get_driver_version
+from bigmodel.utils.machine import get_gpu_info as get_gpu_info
+from bigmodel.utils.machine import get_int_from_env as get_int_from_env
+from bigmodel.utils.machine import override_numa_affinity as override_numa_affinity
+from bigmodel.utils.machine import set_numa_affinity as set_numa_affinity
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,15 +45,6 @@ def parse_flag_from_env(key: str, default: bool = False) -> bool:
 def parse_choice_from_env(key: str, default: str = "no") -> str:
     """Read a variable; return `default` if it is not set."""
     return os.environ.get(key, str(default))
-
-
-def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
-    """Return the value of the first of these variables that is an integer of at least 0, else `default`."""
-    for key in env_keys:
-        number = environment.integer(key, -1)
-        if number >= 0:
-            return number
-    return default
 
 
 @contextmanager
@@ -89,12 +89,6 @@ def purge_accelerate_environment(func_or_cls: F) -> F:
 def are_libraries_initialized(*library_names: str) -> list[str]:
     """Return which of these libraries have been imported."""
     return [name for name in library_names if name in sys.modules]
-
-
-def get_gpu_info() -> tuple[list[str], int]:
-    """Return the names of the CUDA GPUs, and how many there are."""
-    count = torch.cuda.device_count()
-    return [torch.cuda.get_device_name(index) for index in range(count)], count
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:

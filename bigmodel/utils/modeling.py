@@ -5,6 +5,7 @@ Libraries import this module long before they call it: planning and loading are 
 
 from typing import TYPE_CHECKING
 
+from bigmodel.compat.fallback import fallback_allocate as fallback_allocate
 from bigmodel.compat.modeling import align_module_device as align_module_device
 from bigmodel.compat.modeling import check_device_map as check_device_map
 from bigmodel.compat.modeling import check_device_same as check_device_same
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from bigmodel.profile import find_tied_parameters as find_tied_parameters
     from bigmodel.profile import get_max_layer_size as get_max_layer_size
     from bigmodel.profile import retie_parameters as retie_parameters
+    from bigmodel.utils.files import WEIGHTS_INDEX_NAME as WEIGHTS_INDEX_NAME
 
 __getattr__, __dir__ = names_used_later(
     __name__,
@@ -55,5 +57,6 @@ __getattr__, __dir__ = names_used_later(
         "find_tied_parameters": "bigmodel.profile",
         "get_max_layer_size": "bigmodel.profile",
         "retie_parameters": "bigmodel.profile",
+        "WEIGHTS_INDEX_NAME": "bigmodel.utils.files",
     },
 )

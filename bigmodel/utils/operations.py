@@ -2,6 +2,15 @@
 
 from bigmodel.compat.classes import CannotPadNestedTensorWarning as CannotPadNestedTensorWarning
 from bigmodel.compat.classes import copy_tensor_to_devices as copy_tensor_to_devices
+from bigmodel.compat.deepspeed import GatheredParameters as GatheredParameters
+from bigmodel.compat.operations import TENSOR_INT_TO_DTYPE as TENSOR_INT_TO_DTYPE
+from bigmodel.compat.operations import TENSOR_TYPE_TO_INT as TENSOR_TYPE_TO_INT
+from bigmodel.compat.operations import ConvertOutputsToFp32 as ConvertOutputsToFp32
+from bigmodel.compat.operations import chained_operation as chained_operation
+from bigmodel.compat.operations import convert_outputs_to_fp32 as convert_outputs_to_fp32
+from bigmodel.compat.operations import gather_tensor_shape as gather_tensor_shape
+from bigmodel.compat.operations import get_shape as get_shape
+from bigmodel.compat.operations import is_torch_xpu_tensor as is_torch_xpu_tensor
 from bigmodel.dispatch import send_to_device as send_to_device
 from bigmodel.train import DistributedOperationException as DistributedOperationException
 from bigmodel.train import broadcast as broadcast
@@ -22,7 +31,6 @@ from bigmodel.train.nested import find_device as find_device
 from bigmodel.train.nested import honor_type as honor_type
 from bigmodel.train.nested import is_namedtuple as is_namedtuple
 from bigmodel.train.nested import is_torch_tensor as is_torch_tensor
-from bigmodel.utils.structures import convert_outputs_to_fp32 as convert_outputs_to_fp32
 from bigmodel.utils.structures import get_data_structure as get_data_structure
 from bigmodel.utils.structures import ignorant_find_batch_size as ignorant_find_batch_size
 from bigmodel.utils.structures import initialize_tensors as initialize_tensors

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import torch
 
-from bigmodel.devices import format_size, parse_size
-from bigmodel.train.nested import convert_to_fp32, find_batch_size, recursively_apply
+from bigmodel.devices import parse_size
+from bigmodel.train.nested import find_batch_size, recursively_apply
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,6 @@ def ignorant_find_batch_size(data: Any) -> int | None:
     return find_batch_size(data)
 
 
-def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward whose fp16 and bf16 outputs are cast to float32."""
-
-    @wraps(model_forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return convert_to_fp32(model_forward(*args, **kwargs))
-
-    return forward
-
-
 def merge_dicts(source: Mapping[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
     """Merge `source` into `destination`, recursively, and return it; values of `source` take precedence."""
     for key, value in source.items():
@@ -77,8 +66,12 @@ def get_pretty_name(obj: Any) -> str:
 
 
 def convert_bytes(size: float) -> str:
-    """Return a size in bytes as text: 1610612736 -> "1.50 GiB"."""
-    return format_size(size)
+    """Return a size in bytes as accelerate writes it, in steps of 1024: 1610612736 -> "1.5 GB"."""
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if size < 1024.0:
+            return f"{round(size, 2)} {unit}"
+        size /= 1024.0
+    return f"{round(size, 2)} PB"
 
 
 def convert_file_size_to_int(size: int | str) -> int:

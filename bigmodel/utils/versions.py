@@ -36,3 +36,7 @@ def compare_versions(library_or_version: str | TorchVersion, operation: str, req
 def is_torch_version(operation: str, version: str) -> bool:
     """Compare PyTorch's version, without its build: `is_torch_version(">=", "2.4")`."""
     return compare_versions(TorchVersion(torch.__version__.split("+")[0]), operation, version)
+
+
+torch_version = TorchVersion(torch.__version__.split("+")[0])
+"""PyTorch's version, without its build."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from bigmodel.commands.merge import merge_command, merge_command_parser
 from bigmodel.train.strategies.sharded.distributed_files import save_folder
+
+from .answers import ROOT
 
 
 def test_shards_are_merged_by_the_arguments_of_the_command(tmp_path: Path) -> None:
@@ -23,3 +28,15 @@ def test_shards_are_merged_by_the_arguments_of_the_command(tmp_path: Path) -> No
     read.func(read)
     assert (tmp_path / "bin" / "pytorch_model.bin").is_file()
     assert not (tmp_path / "pytorch_model_fsdp_0").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["bigmodel.commands.launch", "accelerate.commands.launch"])
+def test_launching_by_the_module_of_the_command(module: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('ran', sys.argv[1:])\n")
+    run = ["run", "-m", module] if module.startswith("accelerate") else []
+    command = [sys.executable, "-m", *(["bigmodel", *run] if run else [module])]
+    arguments = ["--cpu", "--num_processes", "1", str(script), "--flag"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "ran ['--flag']" in done.stdout

@@ -20,3 +20,8 @@ def test_members_compare_hash_and_serialise_as_strings() -> None:
 def test_kinds_of_training_print_as_those_of_accelerate_do() -> None:
     assert f"{DistributedType.FSDP}" == str(DistributedType.FSDP) == "DistributedType.FSDP"
     assert DistributedType.FSDP == "FSDP"
+
+
+def test_enumerations_are_asked_for_values() -> None:
+    assert "fp16" in PrecisionType
+    assert "fp17" not in PrecisionType

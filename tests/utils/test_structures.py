@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bigmodel.errors import SizeError
-from bigmodel.utils import structures
+from bigmodel.utils import convert_outputs_to_fp32, structures
 
 
 def test_a_data_structure_has_shapes_without_values() -> None:
@@ -17,7 +17,7 @@ def test_a_data_structure_has_shapes_without_values() -> None:
 
 
 def test_outputs_become_float32() -> None:
-    forward = structures.convert_outputs_to_fp32(lambda x: {"logits": x.half(), "ids": x.long()})
+    forward = convert_outputs_to_fp32(lambda x: {"logits": x.half(), "ids": x.long()})
     assert {name: value.dtype for name, value in forward(torch.ones(1)).items()} == {
         "logits": torch.float32,
         "ids": torch.int64,
@@ -40,6 +40,6 @@ def test_names_and_paths() -> None:
 
 def test_sizes_are_read_and_written() -> None:
     assert structures.convert_file_size_to_int("1GiB") == 2**30
-    assert structures.convert_bytes(1.5 * 2**30) == "1.50 GiB"
+    assert structures.convert_bytes(1.5 * 2**30) == "1.5 GB"
     with pytest.raises(SizeError):
         structures.convert_file_size_to_int("many")

@@ -27,3 +27,4 @@ from bigmodel.big_modeling import disk_offload as disk_offload
 from bigmodel.big_modeling import dispatch_model as dispatch_model
 from bigmodel.big_modeling import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
 from bigmodel.inference import prepare_pippy as prepare_pippy
+from bigmodel.utils import rich as rich

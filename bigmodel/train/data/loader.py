@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from bigmodel.devices import is_accelerator
+from bigmodel.errors import TrainError
+from bigmodel.train.data.adapter import get_sampler
 from bigmodel.train.data.iterable import IterableSource
 from bigmodel.train.data.request import stateful_loader_class
 from bigmodel.train.data.steps import LoaderStep, StepSource, move_ahead, move_each, real_rows
@@ -213,6 +215,24 @@ class DataLoaderShard(DataLoader[Any]):
         """Set the epoch of the next pass, also of samplers and datasets with `set_epoch`."""
         self._progress.epoch = epoch
         self._set_epoch_inside(epoch)
+
+    def get_sampler(self) -> Sampler[Any] | None:
+        """Return the sampler of the rows; None for an iterable dataset."""
+        return get_sampler(self)
+
+    def set_sampler(self, sampler: Sampler[Any]) -> None:
+        """Read rows in the order of another sampler.
+
+        Raises:
+            TrainError: The dataset is an iterable one.
+        """
+        inner: Any = self.base_dataloader.batch_sampler
+        if inner is None and not isinstance(self.base_dataloader.sampler, BatchSampler):
+            raise TrainError("an iterable dataset is read in its own order: it has no sampler to be replaced")
+        inner = self.base_dataloader.sampler if inner is None else inner
+        while not isinstance(inner, BatchSampler) and hasattr(inner, "batch_sampler"):
+            inner = inner.batch_sampler
+        inner.sampler = sampler
 
     def _set_epoch_inside(self, epoch: int) -> None:
         batch_sampler = self.base_dataloader.batch_sampler

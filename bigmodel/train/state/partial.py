@@ -98,6 +98,11 @@ class PartialState(SharedState, RankOperations):
         return bool(self._shared_state)
 
     @property
+    def fork_launched(self) -> bool:
+        """Whether `notebook_launcher` or `debug_launcher` started this process."""
+        return environment.flag("FORK_LAUNCHED", False)
+
+    @property
     def use_distributed(self) -> bool:
         """Whether there is more than one process."""
         return self.num_processes > 1

@@ -11,17 +11,17 @@ from bigmodel.errors import TrainError
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def on_main_process(method: Method) -> Method:
+def on_main_process(function: Method) -> Method:
     """Run a tracker's method on the main process only, unless the tracker sets `main_process_only` to False."""
 
-    @wraps(method)
+    @wraps(function)
     def run(self: GeneralTracker, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, "main_process_only", False):
             from bigmodel.train.state.partial import PartialState
 
             if not PartialState().is_main_process:
                 return None
-        return method(self, *args, **kwargs)
+        return function(self, *args, **kwargs)
 
     return run  # type: ignore[return-value]
 

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from bigmodel.train import DataLoaderShard, GradientState, prepare_data_loader, skip_first_batches
 from bigmodel.train.data.loader import LoaderProgress
@@ -383,3 +390,10 @@ def test_a_loader_made_to_read_a_dataset_by_torchdata_has_that_one_s_state() -> 
     resumed.load_state_dict(state)
     assert [batch.tolist() for batch in resumed] == [[6, 7], [8, 9], [10, 11]]
     assert next(batch.tolist() for batch in resumed) == [0, 1]
+
+
+def test_another_sampler_may_be_set() -> None:
+    loader = prepare_data_loader(DataLoader(list(range(4)), batch_size=2))
+    assert isinstance(loader.get_sampler(), SequentialSampler)
+    loader.set_sampler([3, 1, 2, 0])
+    assert [batch.tolist() for batch in loader] == [[3, 1], [2, 0]]

@@ -17,7 +17,7 @@ class DeepSpeedConfig:
     """The content of a DeepSpeed configuration.
 
     Args:
-        source: a dict, the path of a JSON file, or another object with a `config` dict.
+        config_file_or_dict: a dict, the path of a JSON file, or another object with a `config` dict.
 
     Attributes:
         config: the nested dict itself.
@@ -26,37 +26,36 @@ class DeepSpeedConfig:
         TrainError: the file is missing or not JSON.
     """
 
-    def __init__(self, source: Any) -> None:
-        if hasattr(source, "config"):
-            source = source.config
+    def __init__(self, config_file_or_dict: Any) -> None:
+        source = getattr(config_file_or_dict, "config", config_file_or_dict)
         self.config: dict[str, Any] = copy.deepcopy(source) if isinstance(source, dict) else _read(Path(source))
 
-    def get_value(self, name: str, default: Any = None) -> Any:
+    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
         """Return the value at a dotted name such as "zero_optimization.stage"; `default` if it is missing."""
         node: Any = self.config
-        for key in name.split("."):
+        for key in ds_key_long.split("."):
             if not isinstance(node, dict) or key not in node:
                 return default
             node = node[key]
         return node
 
-    def find_config_node(self, name: str) -> tuple[dict[str, Any] | None, str]:
+    def find_config_node(self, ds_key_long: str) -> tuple[dict[str, Any] | None, str]:
         """Return the dict in which a dotted name is looked up, None if there is none, and the name's last part."""
-        way, _, last = name.rpartition(".")
+        way, _, last = ds_key_long.rpartition(".")
         node = self.get_value(way) if way else self.config
         return (node if isinstance(node, dict) else None), last
 
-    def del_config_sub_tree(self, name: str, must_exist: bool = False) -> None:
+    def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
         """Delete what is at a dotted name, if it is there.
 
         Raises:
             TrainError: it is missing, with `must_exist`.
         """
-        node, last = self.find_config_node(name)
+        node, last = self.find_config_node(ds_key_long)
         if node is not None and last in node:
             del node[last]
         elif must_exist:
-            raise TrainError(f"the DeepSpeed configuration has no {name}")
+            raise TrainError(f"the DeepSpeed configuration has no {ds_key_long}")
 
     def set_value(self, name: str, value: Any) -> None:
         """Set the value at a dotted name, creating dicts as needed."""
@@ -66,17 +65,17 @@ class DeepSpeedConfig:
             node = node.setdefault(key, {})
         node[last] = value
 
-    def is_auto(self, name: str) -> bool:
+    def is_auto(self, ds_key_long: str) -> bool:
         """Whether the value is "auto"."""
-        return bool(self.get_value(name) == AUTO)
+        return bool(self.get_value(ds_key_long) == AUTO)
 
-    def is_true(self, name: str) -> bool:
+    def is_true(self, ds_key_long: str) -> bool:
         """Whether the value exists and is true."""
-        return bool(self.get_value(name)) and not self.is_auto(name)
+        return bool(self.get_value(ds_key_long)) and not self.is_auto(ds_key_long)
 
-    def is_false(self, name: str) -> bool:
+    def is_false(self, ds_key_long: str) -> bool:
         """Whether the value exists and is false."""
-        return self.get_value(name) is not None and not self.get_value(name)
+        return self.get_value(ds_key_long) is not None and not self.get_value(ds_key_long)
 
     def fill(self, name: str, value: Any) -> None:
         """Set the value at a dotted name if it is "auto"."""
@@ -174,9 +173,9 @@ class DummyScheduler:
 class EngineScheduler:
     """A DeepSpeed engine's scheduler, which the engine steps by itself."""
 
-    def __init__(self, scheduler: Any, optimizer: Any) -> None:
+    def __init__(self, scheduler: Any, optimizers: Any) -> None:
         self.scheduler = scheduler
-        self.optimizer = optimizer
+        self.optimizers = optimizers
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the engine has stepped its scheduler with its optimizer."""
@@ -189,6 +188,6 @@ class EngineScheduler:
         """The scheduler's state."""
         return dict(self.scheduler.state_dict())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state that `state_dict` returned."""
-        self.scheduler.load_state_dict(state)
+        self.scheduler.load_state_dict(state_dict)

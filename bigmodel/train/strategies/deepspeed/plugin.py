@@ -86,13 +86,17 @@ class DeepSpeedPlugin:
         if self.zero3_init_flag:
             self._configure_transformers()
 
-    def get_value(self, name: str, default: Any = None) -> Any:
+    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
         """The configuration's value at a dotted name."""
-        return self.hf_ds_config.get_value(name, default)
+        return self.hf_ds_config.get_value(ds_key_long, default)
 
-    def is_auto(self, name: str) -> bool:
+    def is_auto(self, ds_key_long: str) -> bool:
         """Whether the configuration's value at a dotted name waits to be filled in."""
-        return bool(self.hf_ds_config.is_auto(name))
+        return bool(self.hf_ds_config.is_auto(ds_key_long))
+
+    def is_zero3_init_enabled(self) -> bool:
+        """Whether `from_pretrained` of transformers shards parameters while it loads them."""
+        return bool(self.zero3_init_flag)
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
         """Write the Accelerator's precision into the configuration.

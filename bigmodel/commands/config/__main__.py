@@ -1,0 +1,5 @@
+"""``python -m bigmodel.commands.config``."""
+
+from . import main
+
+main()
