@@ -12,15 +12,14 @@ PACKAGES = ("torch", "transformers", "accelerate", "diffusers", "safetensors", "
 
 def describe_machine() -> dict[str, Any]:
     """Return processor, usable cores, bytes of memory, accelerators, system and versions as plain data."""
-    import psutil
-
     from bigmodel.devices.cgroup import usable_cores
+    from bigmodel.devices.host_memory import physical_bytes
     from bigmodel.profile.machine.probe import processor_name
 
     return {
         "cpu": processor_name(),
         "cores": usable_cores(),
-        "memory": psutil.virtual_memory().total,
+        "memory": physical_bytes(),
         "accelerators": _accelerators(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),

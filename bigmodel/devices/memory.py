@@ -15,6 +15,7 @@ import torch
 
 from ..errors import DeviceError, SizeError
 from . import cgroup, nvml, virtual
+from .host_memory import available_bytes, physical_bytes
 from .names import DISK, HOST, DeviceLike, accelerators, device_key, is_accelerator, torch_device
 from .sizes import parse_size
 
@@ -115,7 +116,7 @@ def free_memory_bytes(device: DeviceLike) -> int:
     """
     target = _target(device)
     if target.type == "cpu":
-        available = psutil.virtual_memory().available
+        available = available_bytes()
         allowed = cgroup.free_bytes()
         return available if allowed is None else min(available, allowed)
     if target.type == "mps":
@@ -148,7 +149,7 @@ def caching_memory(device: DeviceLike) -> CachingMemory | None:
 
 def total_host_bytes() -> int:
     """Return the bytes of the host's RAM, or of this process's share of it if a control group limits that."""
-    total, allowed = int(psutil.virtual_memory().total), cgroup.limit_bytes()
+    total, allowed = physical_bytes(), cgroup.limit_bytes()
     return total if allowed is None else min(total, allowed)
 
 

@@ -41,12 +41,12 @@ def _version(package: str) -> str:
 
 
 def _machine() -> list[str]:
-    import psutil
     import torch
 
     from ..devices import format_size
+    from ..devices.host_memory import physical_bytes
 
-    lines = [f"- CPU cores: {os.cpu_count()}", f"- System RAM: {format_size(psutil.virtual_memory().total)}"]
+    lines = [f"- CPU cores: {os.cpu_count()}", f"- System RAM: {format_size(physical_bytes())}"]
     count = torch.cuda.device_count()
     for index in range(count):
         properties = torch.cuda.get_device_properties(index)

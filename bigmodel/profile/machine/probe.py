@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-import psutil
 import torch
 from filelock import FileLock
 
 from ...atomic_files import write_text
 from ...devices import HOST, accelerators, torch_device, virtual
 from ...devices.cgroup import usable_cores
+from ...devices.host_memory import physical_bytes
 from ...devices.memory import CachingMemory
 from ...errors import PlanError
 from . import machine as machine_json
@@ -102,7 +102,7 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
         expert_overhead=expert_overhead(effort),
         caching=caching,
         cache_bytes=last_cache_bytes(),
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=physical_bytes(),
         measured_at=time.time(),
     )
 
@@ -125,7 +125,7 @@ def _unlimited(device: torch.device | None) -> Iterator[None]:
 def describe() -> str:
     """Return a description of this machine: processor, cores, threads in use, memory, accelerators."""
     parts = [processor_name(), f"{usable_cores()} cores", f"{torch.get_num_threads()} threads"]
-    parts.append(f"{round(psutil.virtual_memory().total / 2**30)} GiB of memory")
+    parts.append(f"{round(physical_bytes() / 2**30)} GiB of memory")
     return ", ".join([*parts, *_accelerator_names(accelerators())])
 
 
