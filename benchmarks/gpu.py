@@ -108,7 +108,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Run every benchmark of the list in a process of its own, and keep the report after each."""
+    """Run every benchmark of the list in a process of its own, and keep the report after each.
+
+    A signal that asks this process to end also ends the benchmark that runs: its processes are of another session.
+    """
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        return _run(options)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(options: argparse.Namespace) -> Report:
     parts = chosen_parts(options)
     if options.device.startswith("cuda"):
         _check_cuda()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,33 @@ class Processes:
 
     def wait(self) -> int:
         return self.returncode
+
+
+def test_a_list_that_is_told_to_end_ends_what_runs_and_keeps_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[tuple[int, int]] = []
+
+    class Interrupted(Processes):
+        def communicate(self, timeout: float) -> tuple[str, str]:
+            if self.name == "overlap":
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+            return super().communicate(timeout)
+
+    processes = Interrupted(tmp_path)
+    monkeypatch.setattr(gpu, "subprocess", processes)
+    monkeypatch.setattr(os, "killpg", lambda *given: ended.append(given))
+    # Without the list's own way to end, the test's process would be killed.
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the list does not know of the signal"))
+    try:
+        with pytest.raises(SystemExit) as exit_:
+            main(["gpu", "--device", "virtual", "--quick", "--results", str(tmp_path)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert exit_.value.code == 128 + signal.SIGTERM
+    assert ended == [(processes.pid, signal.SIGKILL)] * 2
+    assert [(row["benchmark"], row["ended"]) for row in rows(kept(tmp_path))] == [("threads", "done")]
 
 
 def listed(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, **behaviour: str) -> Processes:
