@@ -69,6 +69,9 @@ def main(names: list[str]) -> int:
         for test in failed:
             print(f"  {test}: {REASON_OF.get(test, 'NO REASON')}", flush=True)
         unexplained += [test for test in failed if test not in REASON_OF]
+        if not passed + skipped + len(failed):
+            print(f"  {name}: NO TEST RAN")
+            unexplained.append(name)
     print(f"accelerate {VERSION}: {total} of {ended} passed; {len(unexplained)} failed without a reason")
     return 1 if unexplained else 0
 
