@@ -25,7 +25,7 @@ from .placement.offload_files import fill_meta, write_to_disk
 from .placement.options import Options, PlanArguments, dtype_of
 from .placement.packed import with_unmapped_tensors
 from .placement.resolve import DeviceMap, ResolvedMap, map_of_plan, resolve_device_map, resolve_given, whole_classes
-from .placement.unsupported import refuse_unsupported
+from .placement.unsupported import refuse_gradients, refuse_unsupported
 from .weights.parameters import (
     forget_second_places,
     moved_in_place,
@@ -113,8 +113,8 @@ def dispatch_model(
         DeviceMapError: The map does not cover the model or contains an invalid device.
         BudgetError: The model does not fit `max_memory`.
         PlanError: `offload` or `offload_dtype` has an invalid value, or an argument contradicts the plan.
-        DispatchError: A parameter has no value or no shape, or must be written to disk and `offload_dir` is None;
-            torchao is missing; the model is dispatched already and a forward of it is running.
+        DispatchError: A parameter has no value or no shape, holds a gradient and is to be moved, or must be written to
+            disk and `offload_dir` is None; torchao is missing; the model is dispatched already and a forward of it is running.
     """
     _refuse_lazy(model)
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
@@ -139,7 +139,9 @@ def place_and_attach(
     model: nn.Module, resolved: ResolvedMap, options: Options, offload_dir: str | Path | None = None
 ) -> nn.Module:
     """Dispatch a model without weights on meta by a resolved map."""
-    if dispatched(model) is not None:
+    is_dispatched = dispatched(model) is not None
+    refuse_gradients(model, resolved.placement, from_host=is_dispatched)
+    if is_dispatched:
         undispatch(model)
     if resolved.plan.guarded and offload_dir is None:
         resolved = kept_in_memory(model, resolved)

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ...devices import HOST, is_accelerator
+from ...devices import DISK, HOST, is_accelerator
 from ...devices.virtual import VirtualTensor
 from ...errors import DispatchError
+from ..weights.fused_view import lies_on_disk
 from .tensors import DeviceMapLookup, PlacedTensor
 
 
@@ -36,6 +37,28 @@ def refuse_unsupported(model: nn.Module, placement: DeviceMapLookup) -> None:
                 f"{name or 'the model'!r} is a TorchScript module, which keeps its weights and its forward to itself: "
                 "dispatch the module that it was scripted from, or map the whole model to one device"
             )
+
+
+def refuse_gradients(model: nn.Module, placement: DeviceMapLookup, from_host: bool) -> None:
+    """Raise DispatchError for gradients of weights that are to be moved: no plan has counted their memory.
+
+    Args:
+        model: The model, nothing of it moved yet.
+        placement: The map.
+        from_host: It is dispatched, so all of its weights are brought to the host first.
+    """
+    held = []
+    for each in placement.tensors(model):
+        if each.is_buffer or not each.tensor.is_leaf or each.tensor.grad is None:
+            continue
+        there = HOST if from_host or lies_on_disk(each.tensor) else str(each.tensor.device)
+        if each.storage_device != there and not (each.storage_device == DISK and lies_on_disk(each.tensor)):
+            held.append(each)
+    if held:
+        raise DispatchError(
+            f"{held[0].name} holds a gradient (in all {len(held)} weights that are to be moved do): gradients do not "
+            "move with weights. Take the optimizer's step first, or call model.zero_grad()"
+        )
 
 
 def _refuse_composite(each: PlacedTensor) -> None:

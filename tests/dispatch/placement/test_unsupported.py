@@ -136,3 +136,34 @@ def test_a_reference_to_the_module_around_is_no_module_of_its_own() -> None:
     model.around = [around]  # type: ignore[assignment]
     dispatch_model(model, {"": "cpu"}, main_device=0)
     assert model(torch.ones(2, 4, device="virtual:0")).shape == (2, 4)
+
+
+@pytest.mark.parametrize("device_map", [{"": 0}, {"": "disk"}, {"0": "cpu", "1": 1}])
+def test_gradients_do_not_move_with_weights(device_map: dict[str, object], tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(DispatchError, match=r"\.weight holds a gradient .* call model\.zero_grad\(\)"):
+        dispatch_model(model, device_map, main_device=0, offload_dir=tmp_path)
+    assert_untouched(model)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.zero_grad()
+    dispatch_model(model, device_map, main_device=0, offload_dir=tmp_path)
+
+
+def test_gradients_of_a_dispatched_model_are_not_dropped_by_the_next_dispatch() -> None:
+    model = dispatch_model(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), {"0": 0, "1": 1})
+    model(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(DispatchError, match=r"0\.weight holds a gradient \(in all 4 weights"):
+        dispatch_model(model, {"0": 1, "1": 0})
+    assert [str(parameter.grad.device) for parameter in model.parameters()][::2] == [  # type: ignore[union-attr]
+        str(parameter.device) for parameter in model.parameters()
+    ][::2]
+
+
+def test_gradients_of_weights_that_stay_on_the_host_stay() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model(torch.ones(1, 4)).sum().backward()
+    before = [parameter.grad for parameter in model.parameters()]
+    dispatch_model(model, {"": "cpu"}, main_device=0)
+    assert all(now.grad is then for now, then in zip(model.parameters(), before, strict=True))
+    undispatch(model)
