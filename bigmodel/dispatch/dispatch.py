@@ -113,8 +113,9 @@ def dispatch_model(
         DeviceMapError: The map does not cover the model or contains an invalid device.
         BudgetError: The model does not fit `max_memory`.
         PlanError: `offload` or `offload_dtype` has an invalid value, or an argument contradicts the plan.
-        DispatchError: A parameter has no value or no shape, holds a gradient and is to be moved, or must be written to
-            disk and `offload_dir` is None; torchao is missing; the model is dispatched already and a forward of it is running.
+        DispatchError: A parameter has no value or no shape, holds a gradient and is to be moved, or must be
+            written to disk and `offload_dir` is None; torchao is missing; the model is dispatched already and a forward
+            of it is running.
     """
     _refuse_lazy(model)
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
