@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -136,16 +135,15 @@ def delayed_copy(
     into.delay(run)
 
 
-@contextmanager
-def arrived(source: torch.Tensor, arriving: Sequence[Arrival]) -> Iterator[None]:
-    """Within this context, dense host memory holds what arrives in it, for a copy that is done at its launch."""
+def run_arrived(source: torch.Tensor, arriving: Sequence[Arrival], run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Do a copy at its launch, while its dense source holds what arrives in it. It is no context manager: Dynamo traces
+    the functions of `contextlib`."""
     if not arriving:
-        yield
-        return
+        return run()
     before, after = source.clone(), _with_arriving(source, arriving)
     ctypes.memmove(source.data_ptr(), after.data_ptr(), source.nbytes)
     try:
-        yield
+        return run()
     finally:
         ctypes.memmove(source.data_ptr(), before.data_ptr(), source.nbytes)
 

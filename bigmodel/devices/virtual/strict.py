@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .host_copies import Arrival, arrived, arriving_in, check_written, delayed_copy, is_dense, late_arrival, watch
+from .host_copies import Arrival, arriving_in, check_written, delayed_copy, is_dense, late_arrival, run_arrived, watch
 from .pinned import pinned_memory
 from .races import Access, History, Range, detector
 from .roles import rows_read, tensors_in
@@ -93,8 +93,7 @@ def copy_to_device(
         if asynchronous:
             return _asynchronous(target, source, run, stream, copied, arriving)
         stream.catch_up()
-        with arrived(source, arriving):
-            result = run()
+        result = run_arrived(source, arriving, run)
         if not non_blocking:
             stream.finish()
         return result
@@ -163,8 +162,7 @@ def _asynchronous(
         plain = plain and _is_moved(held, source)
     if (stream.is_default and not is_compute_late()) or not plain:
         stream.catch_up()
-        with arrived(source, arriving):
-            result = run()
+        result = run_arrived(source, arriving, run)
         if source.numel():
             watch(source, copied, arriving)
         return result
