@@ -109,26 +109,29 @@ def _execution_of(
 def _improved(
     items: Sequence[Item], capacity: Capacity, seconds: Seconds, best: GroupPlacement, shortest: float
 ) -> GroupPlacement:
-    """Return `best` improved by local search: the first better neighbour is taken, as long as there is one."""
+    """Return `best` improved by local search: the first better neighbour is taken, as long as there is one.
+
+    After a better one the search goes on behind it: those before were just tried, and tries are few.
+    """
     filling = filled(items, capacity, best)
-    tries = TRIES
-    going = True
-    while going and tries > 0:
-        going = False
-        for changes in _neighbours(items, capacity, dict(filling.options)):
-            before = {index: filling.options[index] for index in changes}
-            _change(filling, changes)
-            placement = filling.placement()
-            if placement is not None:
-                tries -= 1
-                better = shortest * (1 - 1e-9)
-                taken = seconds(placement, better)
-                if taken < better:
-                    best, shortest, going = placement, taken, True
-                    break
-            _change(filling, before)
-            if tries <= 0:
-                break
+    moves = list(_moves(items, capacity))
+    tries, at, unchanged = TRIES, 0, 0
+    while tries > 0 and unchanged < len(moves):
+        changes = _changes(moves[at], items, capacity, filling.options)
+        at, unchanged = (at + 1) % len(moves), unchanged + 1
+        if not changes:
+            continue
+        before = {index: filling.options[index] for index in changes}
+        _change(filling, changes)
+        placement = filling.placement()
+        if placement is not None:
+            tries -= 1
+            better = shortest * (1 - 1e-9)
+            taken = seconds(placement, better)
+            if taken < better:
+                best, shortest, unchanged = placement, taken, 0
+                continue
+        _change(filling, before)
     return best
 
 
@@ -138,16 +141,24 @@ def _change(filling: Filling, options: Mapping[int, Option]) -> None:
         filling.add(index, option)
 
 
-def _neighbours(items: Sequence[Item], capacity: Capacity, chosen: Mapping[int, Option]) -> Iterator[dict[int, Option]]:
-    """Yield changes: one group's option changed, or the options of two groups exchanged, near ones first."""
+def _moves(items: Sequence[Item], capacity: Capacity) -> Iterator[tuple[int, Option | int]]:
+    """Yield moves: a group and an option for it, then two groups whose options are exchanged, near ones first."""
     for index, item in enumerate(items):
         for option in options_of(item, capacity):
-            if option != chosen[index]:
-                yield {index: option}
+            yield index, option
     for distance in range(1, len(items)):
         for index in range(len(items) - distance):
-            one, other = chosen[index], chosen[index + distance]
-            if one == other or items[index].pinned or items[index + distance].pinned:
-                continue
-            if items[index].may_take(other, capacity.main) and items[index + distance].may_take(one, capacity.main):
-                yield {index: other, index + distance: one}
+            if not (items[index].pinned or items[index + distance].pinned):
+                yield index, index + distance
+
+
+def _changes(
+    move: tuple[int, Option | int], items: Sequence[Item], capacity: Capacity, chosen: Mapping[int, Option]
+) -> dict[int, Option]:
+    """Return the options that a move changes; none if it changes nothing or is not possible."""
+    index, to = move
+    if not isinstance(to, int):
+        return {} if to == chosen[index] else {index: to}
+    one, other = chosen[index], chosen[to]
+    possible = items[index].may_take(other, capacity.main) and items[to].may_take(one, capacity.main)
+    return {index: other, to: one} if one != other and possible else {}
