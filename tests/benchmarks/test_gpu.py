@@ -65,6 +65,7 @@ class Processes:
         return self.returncode
 
 
+@pytest.mark.slow
 def test_a_list_that_is_told_to_end_ends_what_runs_and_keeps_what_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
