@@ -13,6 +13,7 @@ from bigmodel.utils import fsdp2_apply_ac, fsdp2_load_full_state_dict, fsdp2_pre
 from bigmodel.utils import fsdp2_switch_optimizer_parameters as switch
 from bigmodel.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 from tests.train.multiprocess import run_on_ranks
+from tests.train.new_states import new_states as new_states
 
 
 class Net(nn.Module):

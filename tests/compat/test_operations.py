@@ -15,6 +15,7 @@ from bigmodel.compat.operations import (
     is_torch_xpu_tensor,
 )
 from bigmodel.train import DistributedOperationException
+from tests.train.new_states import new_states as new_states
 
 
 def test_the_shape_of_a_tensor_is_known_to_all() -> None:
