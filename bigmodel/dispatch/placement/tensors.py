@@ -82,15 +82,11 @@ class DeviceMapLookup:
 
     def execution_device(self, name: str) -> str:
         """Return the execution device of the module or tensor `name`."""
-        device = self.storage_device(name)
-        if device not in (HOST, DISK):
-            return device
-        return _nearest(name, self.execution) or self.main_device
+        return self._place(name)[1]
 
     def computed_below(self, name: str) -> int:
         """Return the number of tokens below which the host computes a call of the streamed module `name`; 0: never."""
-        streamed = self.storage_device(name) in (HOST, DISK) and is_accelerator(self.execution_device(name))
-        return (_nearest(name, self._computed_below) or 0) if streamed else 0
+        return self._place(name)[2]
 
     def tensors(self, model: nn.Module) -> Iterator[PlacedTensor]:
         """Yield every tensor of `model`; a tied one once per name."""
@@ -100,8 +96,17 @@ class DeviceMapLookup:
                 for key, tensor in registry.items():
                     if tensor is not None:
                         name = dot + key
-                        where = self.storage_device(name), self.execution_device(name)
-                        yield PlacedTensor(name, registry, key, tensor, *where, is_buffer, self.computed_below(name))
+                        storage, execution, below = self._place(name)
+                        yield PlacedTensor(name, registry, key, tensor, storage, execution, is_buffer, below)
+
+    def _place(self, name: str) -> tuple[str, str, int]:
+        """Return storage device, execution device, and the tokens below which the host computes a call."""
+        storage = self.storage_device(name)
+        if storage not in (HOST, DISK):
+            return storage, storage, 0
+        execution = _nearest(name, self.execution) or self.main_device
+        below = _nearest(name, self._computed_below) if is_accelerator(execution) else None
+        return storage, execution, below or 0
 
     def _main(self, given: DeviceLike | None) -> str:
         if given is not None:
@@ -112,7 +117,7 @@ class DeviceMapLookup:
 
 def _nearest(name: str, found: Mapping[str, T]) -> T | None:
     """Return the value of the longest key in `found` that is `name` or a module around it; None without any."""
-    owner = owner_of(name, found)
+    owner = owner_of(name, found) if found else None
     return None if owner is None else found[owner]
 
 
