@@ -28,8 +28,8 @@ TENSOR_TYPE_TO_INT = {
 }
 TENSOR_INT_TO_DTYPE = {number: dtype for dtype, number in TENSOR_TYPE_TO_INT.items()}
 
-_LARGEST_DIMENSIONS = 2**20
-"""Numbers that `gather_tensor_shape` sends: more than any tensor has dimensions, as accelerate sends them."""
+_MOST_DIMENSIONS = 64
+"""Dimensions that a tensor of PyTorch may have."""
 
 
 class ConvertOutputsToFp32:
@@ -84,7 +84,7 @@ def gather_tensor_shape(tensor: Tensor | None) -> tuple[Tensor, int]:
     Returns:
         The shape, and the dtype's number in `TENSOR_INT_TO_DTYPE`.
     """
-    sent = torch.zeros(_LARGEST_DIMENSIONS, dtype=torch.int, device=PartialState().device)
+    sent = torch.zeros(_MOST_DIMENSIONS + 1, dtype=torch.int, device=PartialState().device)
     if tensor is not None:
         numbers = [*tensor.shape, TENSOR_TYPE_TO_INT[tensor.dtype]]
         sent[: len(numbers)] = torch.tensor(numbers, dtype=torch.int)

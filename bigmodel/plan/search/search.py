@@ -7,6 +7,7 @@ by exchanging groups. Both start from the greedy placement, so the result is nev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -114,11 +115,12 @@ def _improved(
     After a better one the search goes on behind it: those before were just tried, and tries are few.
     """
     filling = filled(items, capacity, best)
-    moves = list(_moves(items, capacity))
-    tries, at, unchanged = TRIES, 0, 0
-    while tries > 0 and unchanged < len(moves):
-        changes = _changes(moves[at], items, capacity, filling.options)
-        at, unchanged = (at + 1) % len(moves), unchanged + 1
+    moves = _moves(items, capacity)
+    count = sum(len(options_of(item, capacity)) for item in items) + math.comb(len(items), 2)
+    tries, unchanged = TRIES, 0
+    while tries > 0 and unchanged < count:
+        changes = _changes(next(moves), items, capacity, filling.options)
+        unchanged += 1
         if not changes:
             continue
         before = {index: filling.options[index] for index in changes}
@@ -142,13 +144,14 @@ def _change(filling: Filling, options: Mapping[int, Option]) -> None:
 
 
 def _moves(items: Sequence[Item], capacity: Capacity) -> Iterator[tuple[int, Option | int]]:
-    """Yield moves: a group and an option for it, then two groups whose options are exchanged, near ones first."""
-    for index, item in enumerate(items):
-        for option in options_of(item, capacity):
-            yield index, option
-    for distance in range(1, len(items)):
-        for index in range(len(items) - distance):
-            if not (items[index].pinned or items[index + distance].pinned):
+    """Yield moves, over and over: a group and an option for it, then two groups whose options are exchanged, near ones
+    first."""
+    while True:
+        for index, item in enumerate(items):
+            for option in options_of(item, capacity):
+                yield index, option
+        for distance in range(1, len(items)):
+            for index in range(len(items) - distance):
                 yield index, index + distance
 
 
@@ -160,5 +163,7 @@ def _changes(
     if not isinstance(to, int):
         return {} if to == chosen[index] else {index: to}
     one, other = chosen[index], chosen[to]
+    if one == other or items[index].pinned or items[to].pinned:
+        return {}
     possible = items[index].may_take(other, capacity.main) and items[to].may_take(one, capacity.main)
-    return {index: other, to: one} if one != other and possible else {}
+    return {index: other, to: one} if possible else {}
