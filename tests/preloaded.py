@@ -408,6 +408,7 @@ def _run(request: dict[str, Any], descriptors: list[int]) -> None:
     sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # that of the environment, as in a new interpreter
     virtual.enable_from_environment()
     os.chdir(request["cwd"])
     # Torch's launcher looks at stacks, for which Python would go over all modules again and again: no module has this

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -52,7 +53,7 @@ def elastic_arguments(config: LaunchConfig, processes: Processes) -> list[str]:
         identity = f"{processes.address}-{processes.port}" if processes.port else uuid.uuid4().hex
         arguments += [f"--rdzv_endpoint={processes.address}:{processes.port or 0}", f"--rdzv_id={identity}"]
         arguments += ["--local_addr=localhost"] if processes.port is None else []
-    for name in ("rdzv_conf", "max_restarts", "monitor_interval", "log_dir", "role", "tee"):
+    for name in ("rdzv_conf", "max_restarts", "monitor_interval", "role", "tee"):
         value = getattr(config, name)
         if value is not None:
             arguments.append(f"--{name}={value}")
@@ -99,7 +100,12 @@ def _run_elastic(launch: Launch, processes: Processes, environment: dict[str, st
     arguments = elastic_arguments(launch.config, processes)
     arguments += ["--module"] if launch.module else []
     arguments += ["--no_python"] if launch.no_python else []
-    with changed_environment(environment), launcher_log(bool(launch.config.debug)):
+    with (
+        changed_environment(environment),
+        launcher_log(bool(launch.config.debug)),
+        log_folder(launch.config.log_dir) as logs,
+    ):
+        arguments.append(f"--log_dir={logs}")
         parsed = get_args_parser().parse_args([*arguments, launch.script, *launch.script_arguments])
         config, command, command_arguments = config_from_args(parsed)
         try:
@@ -153,6 +159,16 @@ def _signal_name(number: int) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+@contextmanager
+def log_folder(given: str | None) -> Iterator[str]:
+    """Yield the folder that torch's agent logs to: the one given, or a temporary one (the agent leaves its own)."""
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="bigmodel-launch-", ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from ..errors import LaunchError
 from ..limits import RENDEZVOUS_PORT
 from ..train.environment import changed_environment
 from .environment import launch_environment
-from .job import launcher_log
+from .job import launcher_log, log_folder
 from .processes import check_port
 from .settings import MIXED_PRECISIONS, LaunchConfig
 from .start_method import start_method
@@ -68,23 +68,25 @@ def notebook_launcher(
             function(*args)
         return
     method = start_method(function, args, on_cpu)
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
 
-    config = ElasticConfig(
-        min_nodes=num_nodes,
-        max_nodes=num_nodes,
-        nproc_per_node=count,
-        run_id=uuid.uuid4().hex if rdzv_id == "none" and rdzv_backend != "static" else rdzv_id,
-        role="default",
-        rdzv_endpoint=rdzv_endpoint or _endpoint(master_addr, int(use_port), node_rank, num_nodes),
-        rdzv_backend=rdzv_backend,
-        rdzv_configs={"rank": node_rank, **(rdzv_conf or {})},
-        max_restarts=max_restarts,
-        monitor_interval=monitor_interval,
-        log_line_prefix_template=log_line_prefix_template,
-        start_method=method,
-    )
-    with changed_environment(variables):
+    with log_folder(None) as logs, changed_environment(variables):
+        config = ElasticConfig(
+            min_nodes=num_nodes,
+            max_nodes=num_nodes,
+            nproc_per_node=count,
+            run_id=uuid.uuid4().hex if rdzv_id == "none" and rdzv_backend != "static" else rdzv_id,
+            role="default",
+            rdzv_endpoint=rdzv_endpoint or _endpoint(master_addr, int(use_port), node_rank, num_nodes),
+            rdzv_backend=rdzv_backend,
+            rdzv_configs={"rank": node_rank, **(rdzv_conf or {})},
+            max_restarts=max_restarts,
+            monitor_interval=monitor_interval,
+            log_line_prefix_template=log_line_prefix_template,
+            start_method=method,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
         _run(config, function, args)
 
 

@@ -21,6 +21,7 @@ class Forked:
 
     folder: Path
     outcomes: dict[str, str]
+    left: list[str]  # in the temporary folder
 
     def written(self, name: str) -> list[Any]:
         """What the processes of one call wrote, in their order."""
@@ -31,7 +32,9 @@ class Forked:
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Forked:
     """Run `forking.py` in a process of its own."""
     folder = tmp_path_factory.mktemp("forking")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     done = ended(Program(["-m", "tests.launch.forking", folder], environment))
     assert done.returncode == 0, done.stderr
-    return Forked(folder, json.loads((folder / "outcomes.json").read_text()))
+    return Forked(folder, json.loads((folder / "outcomes.json").read_text()), sorted(os.listdir(temporary)))

@@ -100,8 +100,11 @@ def test_processes_get_numbers_and_settings(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_job_with_its_traceback_first(tmp_path: Path) -> None:
-    done = launched("--cpu", "--num_processes", 2, script(tmp_path, FAIL))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = launched("--cpu", "--num_processes", 2, script(tmp_path, FAIL), env={"TMPDIR": str(temporary)})
     assert done.returncode == 1
+    assert not list(temporary.iterdir())
     lines = done.stderr.splitlines()
     assert lines[0].endswith("Traceback (most recent call last):")
     assert any("ValueError: the data is gone" in line for line in lines)

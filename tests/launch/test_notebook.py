@@ -33,6 +33,12 @@ def test_the_traceback_of_a_failed_process_is_in_the_error(forked: Forked) -> No
     )
 
 
+@pytest.mark.slow
+def test_no_folder_of_logs_is_left(forked: Forked) -> None:
+    # torch.multiprocessing leaves the traceback of a process that raised.
+    assert [name for name in forked.left if not name.startswith("pytorch-errorfile-")] == []
+
+
 def test_one_process_is_a_plain_call(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, str]] = []
     notebook_launcher(
