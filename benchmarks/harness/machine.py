@@ -13,7 +13,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "diffusers", "safetensors", "
 def describe_machine() -> dict[str, Any]:
     """Return processor, usable cores, bytes of memory, accelerators, system and versions as plain data."""
     from bigmodel.devices.cgroup import usable_cores
-    from bigmodel.devices.host_memory import physical_bytes
+    from bigmodel.devices.memory import physical_bytes
     from bigmodel.profile.machine.probe import processor_name
 
     return {

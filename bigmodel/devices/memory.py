@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import re
 from collections.abc import ItemsView, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ import torch
 
 from ..errors import DeviceError, SizeError
 from . import cgroup, nvml, virtual
-from .host_memory import available_bytes, physical_bytes
 from .names import DISK, HOST, DeviceLike, accelerators, device_key, is_accelerator, torch_device
 from .sizes import parse_size
 
@@ -147,6 +147,25 @@ def caching_memory(device: DeviceLike) -> CachingMemory | None:
     return None
 
 
+def physical_bytes() -> int:
+    """Return the bytes of the machine's RAM, also without /proc/meminfo, as in some sandboxes."""
+    try:
+        return int(psutil.virtual_memory().total)
+    except OSError:
+        return _pages_bytes("SC_PHYS_PAGES")
+
+
+def available_bytes() -> int:
+    """Return the bytes that new memory on the host could take, whatever control groups allow.
+
+    Without /proc/meminfo, those that hold nothing, not even cached files.
+    """
+    try:
+        return int(psutil.virtual_memory().available)
+    except OSError:
+        return _pages_bytes("SC_AVPHYS_PAGES")
+
+
 def total_host_bytes() -> int:
     """Return the bytes of the host's RAM, or of this process's share of it if a control group limits that."""
     total, allowed = physical_bytes(), cgroup.limit_bytes()
@@ -223,6 +242,10 @@ def _status_bytes(field: str) -> int:
     if match is None:
         raise DeviceError(f"{_STATUS} does not list {field}")
     return int(match.group(1)) * 1024
+
+
+def _pages_bytes(name: str) -> int:
+    return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _warn_of_absent(budgets: Mapping[int | str, int]) -> None:

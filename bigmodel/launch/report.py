@@ -44,7 +44,7 @@ def _machine() -> list[str]:
     import torch
 
     from ..devices import format_size
-    from ..devices.host_memory import physical_bytes
+    from ..devices.memory import physical_bytes
 
     lines = [f"- CPU cores: {os.cpu_count()}", f"- System RAM: {format_size(physical_bytes())}"]
     count = torch.cuda.device_count()

@@ -1,3 +1,4 @@
+import psutil
 import pytest
 import torch
 
@@ -10,7 +11,15 @@ from bigmodel.devices import (
     reset_peak_memory,
     virtual,
 )
-from bigmodel.devices.memory import NOMINAL_CONTEXT, NOMINAL_WORKSPACE, CachingMemory, caching_memory
+from bigmodel.devices.memory import (
+    NOMINAL_CONTEXT,
+    NOMINAL_WORKSPACE,
+    CachingMemory,
+    available_bytes,
+    caching_memory,
+    physical_bytes,
+    total_host_bytes,
+)
 from bigmodel.errors import DeviceError, SizeError
 
 from .conftest import Ended
@@ -109,3 +118,17 @@ def test_what_a_device_takes_beside_tensors_is_known_of_those_that_cache() -> No
     assert caching_memory("virtual:5") is None
     assert caching_memory("cpu") is None
     assert caching_memory("cuda:0") == CachingMemory(NOMINAL_WORKSPACE, NOMINAL_CONTEXT)
+
+
+def test_host_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = physical_bytes()
+    assert 0 < available_bytes() <= total
+
+    def missing() -> None:
+        raise FileNotFoundError("/proc/meminfo")
+
+    monkeypatch.setattr(psutil, "virtual_memory", missing)
+    assert physical_bytes() == pytest.approx(total, rel=0.01)
+    assert 0 < available_bytes() <= total
+    assert 0 < free_memory_bytes("cpu") <= total
+    assert 0 < total_host_bytes() <= total

@@ -19,8 +19,7 @@ from filelock import FileLock
 from ...atomic_files import write_text
 from ...devices import HOST, accelerators, torch_device, virtual
 from ...devices.cgroup import usable_cores
-from ...devices.host_memory import physical_bytes
-from ...devices.memory import CachingMemory
+from ...devices.memory import CachingMemory, physical_bytes
 from ...errors import PlanError
 from . import machine as machine_json
 from .machine import DeviceLinks, DeviceSpeed, MachineProfile
