@@ -295,7 +295,7 @@ def _returning_units(model: nn.Module, units: Sequence[UnitProfile], phases: Seq
     whole = find_no_split_classes(model)
     known = [phase for phase in phases if phase.combined is not None]
     traces = [trace for phase in known for trace in (phase.trace, *phase.also)]
-    ran = {id(modules[units[index].name]) for trace in traces for index in trace.order()}
+    ran = {id(modules[units[index].name]) for trace in traces for index in trace.forwards()}
     combined = {id(modules[units[index].name]) for phase in known for index in phase.combined or ()}
 
     def returns(name: str) -> bool:
@@ -308,7 +308,8 @@ def _returning_units(model: nn.Module, units: Sequence[UnitProfile], phases: Seq
 
 
 def _renumbered(phase: Phase, order: Sequence[int], returning: Collection[int], placed: Collection[int]) -> Phase:
-    """Return a phase with its units renumbered to `order`, and only those outputs that are moved to the main device.
+    """Return a phase with its units renumbered to `order`, and only those outputs that are moved: of forwards those
+    that go to the main device, and those of other methods.
 
     Units without tensors are not `placed`: they run on the device of their inputs, so their operations count as
     operations between units.
@@ -316,7 +317,8 @@ def _renumbered(phase: Phase, order: Sequence[int], returning: Collection[int], 
     units = {old: new for new, old in enumerate(order)}
 
     def kept(event: Event) -> Event:
-        return Leave(event.unit) if isinstance(event, Leave) and event.unit not in returning else event
+        stays = isinstance(event, Leave) and event.source is None and event.unit not in returning
+        return Leave(event.unit) if isinstance(event, Leave) and stays else event
 
     def placed_before(held: InitialStorage) -> InitialStorage:
         moved = held.is_output and held.unit in returning

@@ -238,7 +238,8 @@ class InputTransfers:
             elif isinstance(event, Leave):
                 running.pop()
                 made = (storage for storage, _ in event.outputs if producers.get(storage) == (event.unit, False))
-                producers.update(dict.fromkeys(made, (event.unit, True)))
+                to = producers.get(event.source, NO_PRODUCER) if event.source is not None else (event.unit, True)
+                producers.update(dict.fromkeys(made, to))
 
     def from_elsewhere(self, unit: int, execution: Sequence[Key], main: Key) -> list[tuple[Key, Inputs]]:
         """Return the inputs of `unit` that are not on the device it runs on, each with the device they are on.

@@ -273,7 +273,8 @@ def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) ->
     if isinstance(event, Enter):
         return Enter(units.get(event.unit, event.unit), _named(event.inputs, names))
     if isinstance(event, Leave):
-        return Leave(units.get(event.unit, event.unit), _named(event.outputs, names))
+        back_to = None if event.source is None else names.get(event.source, event.source)
+        return Leave(units.get(event.unit, event.unit), _named(event.outputs, names), back_to)
     if isinstance(event, Call):
         return Call(_named(event.fresh, names), _named(event.kept, names))
     if isinstance(event, Return):

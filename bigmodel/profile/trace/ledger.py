@@ -1,7 +1,8 @@
 """Replays a trace under a device map: the device of each storage, and the peak bytes on each device.
 
 Tensors are copied between devices as in the dispatched model: inputs to the execution device of a unit, and the outputs
-that a `Leave` names to the main device. Calls of cached experts take the bytes of the worst routing (`expert_calls`).
+that a `Leave` names to the main device, or to that of a method's inputs. Calls of cached experts take the bytes of the
+worst routing (`expert_calls`).
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Ledger(Generic[D]):
         self._beside: set[int] = set()  # storages that were brought to weights in host memory, or made of such ones
         self._guessed: dict[int, int] = {}  # by storage that may lie on the main device instead: its bytes there
         self._sharing: dict[int, list[int]] = {}  # by storage: those that are the same memory, of which one is counted
-        self._running: list[tuple[int, D, list[int]]] = []  # each running unit: index, device, inputs copied there
+        self._running: list[tuple[int, D, dict[int, int]]] = []  # each running unit: index, device, inputs copied there
 
     def start_with(self, held: InitialStorage) -> None:
         """Count a storage that is alive from the start."""
@@ -269,10 +270,9 @@ class Ledger(Generic[D]):
 
     def _enter(self, event: Enter) -> None:
         device = self._execution_devices.get(event.unit, self._main)
-        elsewhere = (not self._lies_on(device, storage) for storage, _ in event.inputs)
-        copied = [nbytes for (_, nbytes), moves in zip(event.inputs, elsewhere, strict=True) if moves]
+        copied = {storage: nbytes for storage, nbytes in event.inputs if not self._lies_on(device, storage)}
         self._running.append((event.unit, device, copied))
-        self._copy(device, copied)
+        self._copy(device, copied.values())
 
     def _lies_on(self, device: D, storage: int) -> bool:
         """Return whether a storage is counted on a device, or is not followed."""
@@ -322,12 +322,18 @@ class Ledger(Generic[D]):
 
     def _leave(self, event: Leave) -> None:
         _, device, copied = self._running.pop()
+        to = self._main if event.source is None else self._alive.get(event.source, (self._main, 0))[0]
         if self._calls:
-            self._last = self._main if event.outputs else device
+            self._last = to if event.outputs else device
         for storage, nbytes in event.outputs:
-            if self._alive.get(storage, (None, 0))[0] == device:
-                self._move(storage, nbytes, self._main)
-        self._drop(device, copied)
+            held_on, taken = self._alive.get(storage, (None, 0))
+            if held_on == device:
+                self._move(storage, nbytes, to)
+            elif storage in copied and held_on == to:  # an input's copy comes back, beside the input
+                again = self._taken(to, nbytes)
+                self._alive[storage] = to, taken + again
+                self._add(to, again, storage)
+        self._drop(device, copied.values())
 
     def _move(self, storage: int, nbytes: int, to: D) -> None:
         """Replace a storage on another device by a copy of `nbytes` on `to`."""

@@ -17,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...devices import HOST
-from ...devices.nested import iter_tensors, spanned_elements
+from ...devices.nested import first_tensor, iter_tensors, spanned_elements
 from ...quantized.experts import QuantizedExperts
 from ..model.experts import RouterChoice, expert_names
+from ..model.methods import methods_of
 from .fake_kernels import run_fake
 from .trace import (
     OUTSIDE,
@@ -72,8 +73,9 @@ class Recorder(TorchDispatchMode):
         self._references: dict[int, weakref.ref[Any]] = {}
         self._allocated_at: dict[int, int] = {}  # by storage: position of the event
         self._count = 0
-        self._wrapped: list[tuple[nn.Module, Any]] = []  # each with the forward that the instance had of its own
+        self._wrapped: list[tuple[nn.Module, str, Any]] = []  # each with the method that the instance had of its own
         self._units: list[int] = []
+        self._methods: set[int] = set()  # depths in `_units` of those that run another method than their forward
         self._at_inputs = False
         self._choice: RouterChoice | None = None
         self.combined: set[int] = set()
@@ -139,14 +141,19 @@ class Recorder(TorchDispatchMode):
         return next(iter(makers)) if len(makers) == 1 and len(numbers) == 1 else None
 
     def _record_borrowed(self, operands: Iterable[torch.Tensor], alone: tuple[int, ...]) -> None:
-        """Record the weights of other units among the operands of an operation within a unit."""
+        """Record the weights among the operands of an operation within a unit that the unit has not brought."""
         weights = []
         for tensor in operands:
             key = tensor.untyped_storage()._cdata
-            if key in self._owners and self._units[-1] not in self._sharing[key]:
+            if key in self._owners and not self._has_brought(key):
                 weights.append((self._owners[key], tensor.nbytes))
         if weights:
             self.events.append(OutsideUse(tuple(weights), alone=alone))
+
+    def _has_brought(self, key: int) -> bool:
+        """Return whether the running unit has brought a weight of its own to where it runs, as its forward does."""
+        by_forward = bool(self._units) and len(self._units) not in self._methods
+        return by_forward and self._units[-1] in self._sharing[key]
 
     def _read_between(self, operands: Iterable[torch.Tensor]) -> tuple[tuple[int, int], ...]:
         """Return (storage, bytes) of the inputs of an operation between units; what was made of weights alone, which is
@@ -167,7 +174,7 @@ class Recorder(TorchDispatchMode):
             key = tensor.untyped_storage()._cdata
             owner = self._owners.get(key)
             of = self._of_weights.get(self.number_of(tensor), ()) if owner is None else (owner,)
-            if not of or (owner is not None and self._units and self._units[-1] in self._sharing[key]):
+            if not of or (owner is not None and self._has_brought(key)):
                 return ()
             units += of
         return tuple(dict.fromkeys(units))
@@ -330,11 +337,12 @@ class Recorder(TorchDispatchMode):
         """End the units that an error has left open."""
         self.events += [Leave(unit) for unit in reversed(self._units)]
         self._units.clear()
+        self._methods.clear()
         self._choice = None
         self._at_inputs = False
 
     def follow(self, module: nn.Module, unit: int, is_placed: bool = True, is_lookup: bool = False) -> None:
-        """Record when `module` starts and ends.
+        """Record when `module` starts and ends, by its forward or by another method that its caller gives tensors.
 
         Args:
             module: a module of the model.
@@ -368,32 +376,67 @@ class Recorder(TorchDispatchMode):
                 self._last_place = OUTSIDE if is_lookup else unit
                 self._places.update((number, self._last_place) for number, _ in outputs)
 
-        self._wrap(module, before, after)
+        self._wrap(module, "forward", before, after)
+        for name in methods_of(module) if is_placed else ():
+            self._follow_method(module, unit, name)
+
+    def _follow_method(self, module: nn.Module, unit: int, name: str) -> None:
+        """Record when another method than forward starts and ends, unless the unit runs already.
+
+        Its weights stay where they are held, and are copied for each operation. Its outputs go back to its inputs.
+        """
+        sources: list[int | None] = []  # of each running call: the storage of its first input; None: not followed
+
+        def before(args: Any, kwargs: Any) -> None:
+            first = None if unit in self._units else first_tensor((args, kwargs))
+            sources.append(None if first is None else self.number_of(first))
+            if first is not None:
+                self.events.append(Enter(unit, self._tensors((args, kwargs))))
+                self._units.append(unit)
+                self._methods.add(len(self._units))
+
+        def after(output: Any, args: Any, kwargs: Any) -> None:
+            source = sources.pop()
+            if source is None:
+                return
+            outputs = self._tensors(output)
+            self._methods.discard(len(self._units))
+            self._units.pop()
+            self.events.append(Leave(unit, outputs, source))
+            self._last_place = self._places.get(source, OUTSIDE)
+            self._places.update((number, self._last_place) for number, _ in outputs)
+
+        self._wrap(module, name, before, after)
 
     def _wrap(
-        self, module: nn.Module, before: Callable[[Any, Any], None], after: Callable[[Any, Any, Any], None]
+        self,
+        module: nn.Module,
+        name: str,
+        before: Callable[[Any, Any], None],
+        after: Callable[[Any, Any, Any], None],
     ) -> None:
-        """Wrap a module's forward, as dispatching replaces it: some models call it without the module's hooks."""
-        forward = module.forward
-        self._wrapped.append((module, module.__dict__.get("forward")))
+        """Wrap a module's forward or another method, as dispatching replaces it: some models call it without the
+        module's hooks."""
+        method = getattr(module, name)
+        self._wrapped.append((module, name, module.__dict__.get(name)))
 
-        @functools.wraps(forward)
+        @functools.wraps(method)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             before(args, kwargs)
-            output = forward(*args, **kwargs)
+            output = method(*args, **kwargs)
             after(output, args, kwargs)
             return output
 
-        module.__dict__["forward"] = recorded
+        module.__dict__[name] = recorded
 
     def unfollow(self) -> None:
         """Stop recording the modules that are followed."""
         while self._wrapped:
-            module, own = self._wrapped.pop()
+            module, name, own = self._wrapped.pop()
             if own is None:
-                del module.__dict__["forward"]
+                del module.__dict__[name]
             else:
-                module.__dict__["forward"] = own
+                module.__dict__[name] = own
 
     def follow_experts(self, module: nn.Module, position: int, count: int) -> None:
         """Record the routing to the `count` experts of `module`, which are at `position` in its unit.
@@ -424,7 +467,7 @@ class Recorder(TorchDispatchMode):
             self._choice = None
             self.events.append(Routed())
 
-        self._wrap(module, before, after)
+        self._wrap(module, "forward", before, after)
 
     def _tensors(self, value: Any) -> tuple[tuple[int, int], ...]:
         return self._numbered(iter_tensors(value, registered=True))

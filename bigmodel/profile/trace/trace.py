@@ -83,10 +83,18 @@ class Enter:
 @dataclass(frozen=True)
 class Leave:
     """A unit ends; `outputs` are (storage, bytes of the tensor) of its results: in a profile only of those that are
-    moved to the main device (`Profile.returning`)."""
+    moved to the main device (`Profile.returning`), and those of methods.
+
+    Attributes:
+        unit: its number.
+        outputs: see above.
+        source: None for its forward. For another method, the storage of its first input (`OUTSIDE`: one that is not
+            recorded): outputs are moved to the device where this lies.
+    """
 
     unit: int
     outputs: tuple[tuple[int, int], ...] = ()
+    source: int | None = None
 
 
 @dataclass(frozen=True)
@@ -186,6 +194,10 @@ class InitialStorage:
     is_output: bool = False
 
 
+_AT_INPUTS = InitialStorage(OUTSIDE, 0, OUTSIDE)
+"""Stands for what is not recorded."""
+
+
 @dataclass(frozen=True)
 class Trace:
     """One forward: the storages alive at its start (the KV cache so far), and the events in order."""
@@ -206,6 +218,10 @@ class Trace:
     def order(self) -> list[int]:
         """Return the units in the order they first ran."""
         return list(dict.fromkeys(event.unit for event in self.events if isinstance(event, Enter)))
+
+    def forwards(self) -> set[int]:
+        """Return the units whose forward ran, and not another method alone."""
+        return {event.unit for event in self.events if isinstance(event, Leave) and event.source is None}
 
     def work(self) -> dict[int, list[Work]]:
         """Return the work of each unit's operations, in order; those between units under `OUTSIDE`."""
@@ -244,6 +260,10 @@ class Trace:
                 unit = event.unit
             elif isinstance(event, Leave):
                 unit = OUTSIDE
+                if event.source is not None:
+                    to = made.get(event.source, (OUTSIDE, 0))[0]
+                    moved = (storage for storage, _ in event.outputs if storage in made)
+                    made.update({storage: (to, made[storage][1]) for storage in moved})
         found: dict[int, int] = {}
         for unit, nbytes in made.values():
             if unit != OUTSIDE:
@@ -283,9 +303,12 @@ def _track(event: Event, unit: int, alive: dict[int, InitialStorage]) -> int:
     elif isinstance(event, Enter):
         return event.unit
     elif isinstance(event, Leave):
-        for storage, _ in event.outputs:
-            if storage in alive and alive[storage].unit == event.unit:
-                alive[storage] = replace(alive[storage], is_output=True)
+        made = [storage for storage, _ in event.outputs if storage in alive and alive[storage].unit == event.unit]
+        if event.source is None:
+            alive.update({storage: replace(alive[storage], is_output=True) for storage in made})
+        else:
+            to = alive.get(event.source, _AT_INPUTS)
+            alive.update({each: replace(alive[each], unit=to.unit, is_output=to.is_output) for each in made})
         return OUTSIDE
     return unit
 

@@ -58,6 +58,25 @@ def test_outputs_that_are_named_are_moved_to_the_main_device() -> None:
     assert back_and_forth.peak == {0: 100, 1: 230}
 
 
+METHOD = Trace(
+    (
+        Allocate(0, 100),
+        Enter(1, ((0, 100),)),
+        Allocate(1, 30),
+        Leave(1, ((1, 30), (0, 100)), source=0),
+        Free(1),
+    )
+)
+"""A method of unit 1 is given 100 bytes, and returns them with 30 that it makes."""
+
+
+def test_outputs_of_a_method_go_to_the_device_of_its_first_input() -> None:
+    books = replay(METHOD, {1: "other"}, "main")
+    assert books.peak == {"main": 230, "other": 130}  # what it was given comes back as another tensor
+    assert books.now == {"main": 200, "other": 0}
+    assert replay(METHOD, {}, "main").peak == {"main": 130}
+
+
 def test_offloaded_weights_that_are_read_between_units_are_copied_for_the_operation() -> None:
     trace = Trace((Enter(0), Allocate(0, 100), Leave(0), Allocate(1, 10, 0), OutsideUse(((0, 50), (1, 7)), 0), Free(0)))
     assert replay(trace, {}, 0).peak == {0: 110}

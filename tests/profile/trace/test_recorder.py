@@ -179,3 +179,48 @@ def test_a_pointwise_convolution_copies_nothing() -> None:
 def test_softmax_of_rows_that_may_be_masked_whole_holds_a_byte_for_each_score() -> None:
     scores = torch.zeros(1, 4, 10, 10)
     assert scratch_bytes(aten._safe_softmax.default, (scores, -1), scores) == 400
+
+
+class Coding(nn.Module):
+    """Computes with its weights in a method, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encode(x)
+
+    def encode(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.linear(x) * scale
+
+    def fixed(self, scale: float) -> torch.Tensor:
+        return self.linear.weight * scale
+
+
+def test_a_method_that_others_call_is_recorded_with_what_it_reads_and_where_its_outputs_go() -> None:
+    with FakeTensorMode():
+        module = Coding()
+        recorder = Recorder(iter(module.parameters()))
+        recorder.follow(module, 3)
+        with recorder, torch.no_grad():
+            x = torch.zeros(2, 4)
+            recorder.events.clear()
+            made = module.encode(x, scale=2.0)
+            events, outside = list(recorder.events), list(recorder.lent)
+            recorder.events.clear()
+            module(x)
+            by_forward = list(recorder.events)
+            recorder.events.clear()
+            module.fixed(2.0)
+            without_tensors = list(recorder.events)
+            number, result = recorder.number_of(x), recorder.number_of(made)
+        recorder.unfollow()
+    assert events[0] == Enter(3, ((number, x.nbytes),))
+    assert events[-1] == Leave(3, ((result, made.nbytes),), source=number)
+    assert [sum(n for _, n in each.weights) for each in events if isinstance(each, OutsideUse)] == [80]
+    assert not outside
+    assert [type(each) for each in by_forward if isinstance(each, (Enter, Leave, OutsideUse))] == [Enter, Leave]
+    assert [each.source for each in by_forward if isinstance(each, Leave)] == [None]
+    assert not any(isinstance(each, Enter) for each in without_tensors)
+    assert not {"encode", "forward", "fixed"} & module.__dict__.keys()

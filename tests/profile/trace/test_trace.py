@@ -48,6 +48,18 @@ def test_storages_that_a_unit_leaves_alive_are_its_cache() -> None:
     assert trace.left_alive() == {0: 30}
 
 
+def test_what_a_method_makes_belongs_to_where_its_input_came_from() -> None:
+    events: list[Event] = [
+        Enter(2), Allocate(0, 8), Leave(2), Enter(1), Allocate(1, 4), Leave(1, ((1, 4),), source=0), Enter(3), Leave(3),
+    ]  # fmt: skip
+    (trace,) = cut(events, [(6, 8)])
+    assert trace.initial == (InitialStorage(0, 8, 2), InitialStorage(1, 4, 2))
+    whole = Trace(tuple(events))
+    assert whole.left_alive() == {2: 12}
+    assert whole.order() == [2, 1, 3]
+    assert whole.forwards() == {2, 3}
+
+
 def test_router_choices_are_listed_by_unit_and_position_of_the_experts() -> None:
     choice = RouterChoice(tokens=4, per_token=2, count=8)
     assert Trace((Enter(1), Route(0, choice), Leave(1))).choices() == {1: {0: choice}}
