@@ -82,7 +82,7 @@ ON_CUDA_ONLY = frozenset({"train-overhead", "resident"})
 
 @dataclass
 class Outcome:
-    """How one benchmark of the list has ended.
+    """The end of one benchmark of the list.
 
     Attributes:
         ended: ``"done"``, or in words why there is no result.

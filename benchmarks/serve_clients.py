@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> Report:
             Limit("answers with status 500 or above", crowd.failures, "==", 0, "count"),
             Limit("good answers that were wrong", crowd.wrong, "==", 0, "count"),
             Limit("slots and key-value positions held afterwards", held, "==", 0, "count"),
-            # In the quick form the server shares its process with its clients, and with whatever else it does.
+            # In the quick form the server shares its process with its clients and all else in it.
             *([] if options.quick else [Limit("memory of the last quarter over the first", last / first, "<=", 1.02)]),
         ],
         notes=[f"statuses: {dict(sorted(crowd.statuses.items()))}; memory: {last / 2**20:.0f} MiB at the end"],

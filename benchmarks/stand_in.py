@@ -29,7 +29,7 @@ FASTER = 3.0
 NO_SLOWER = 1.0
 TOKENS = 8
 CACHED, EVICTED = "cached", "evicted"
-"""Where the files are before each step: in the page cache, or on disk alone."""
+"""State of the files before each step: in the page cache, or on disk alone."""
 
 DEVICES = ("cpu",)
 """Devices that this benchmark supports."""

@@ -13,4 +13,4 @@ from bigmodel.train import prepare_data_loader as prepare_data_loader
 from bigmodel.train import skip_first_batches as skip_first_batches
 
 DataLoaderStateMixin = DataLoaderShard
-"""What is common to the prepared data loaders."""
+"""The class of prepared data loaders, under accelerate's name for their common base."""

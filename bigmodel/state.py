@@ -15,7 +15,7 @@ def is_initialized() -> bool:
 
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing, whatever the arguments."""
+    """Do nothing, with any arguments."""
 
 
 class ThreadLocalSharedDict(threading.local):

@@ -1,4 +1,4 @@
-"""What accelerate's examples import from ``accelerate.test_utils``: the kind of device that they run on."""
+"""Names that accelerate's examples import from ``accelerate.test_utils``: the kind of device that they run on."""
 
 import os
 

@@ -31,7 +31,7 @@ MOST_BYTES = 64 * 2**20
 """Length of a line, at most."""
 
 _BEGIN = b'{"id": '
-"""What every line of an answer begins with."""
+"""First bytes of every line of an answer."""
 
 
 class PromptLine(BaseModel):
@@ -77,7 +77,7 @@ class PromptLine(BaseModel):
 
 @dataclass(frozen=True)
 class PromptFile:
-    """A file of prompts. It is read line by line, each time anew.
+    """A file of prompts, read line by line from its beginning each time.
 
     Attributes:
         path: Where it is.

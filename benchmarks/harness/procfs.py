@@ -1,4 +1,4 @@
-"""What the kernel's /proc lacks on this host, as in some sandboxes, so that it cannot be measured."""
+"""Files that the kernel's /proc lacks on this host, as in some sandboxes: they limit what can be measured."""
 
 from __future__ import annotations
 

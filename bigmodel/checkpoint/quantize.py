@@ -38,7 +38,7 @@ _WHOLE = frozenset({"lm_head", "gate", "router", "shared_expert_gate", "score", 
 
 @dataclass(frozen=True)
 class Quantised:
-    """What was written.
+    """The written checkpoint.
 
     Attributes:
         folder: the new checkpoint.
@@ -113,7 +113,7 @@ def quantize_checkpoint(
 
 
 class _Work:
-    """What becomes of each tensor of one checkpoint."""
+    """The treatment of each tensor of one checkpoint: quantised, copied or dropped."""
 
     def __init__(self, model: nn.Module, saved: Checkpoint, chosen: Encoding, source: str) -> None:
         self._saved, self._encoding = saved, chosen

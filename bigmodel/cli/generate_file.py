@@ -79,7 +79,7 @@ def generate_file(
 
 @dataclass(frozen=True)
 class _Work:
-    """What is left to do: tokens of the longest prompt with its answer, of the longest answer, and prompts."""
+    """Remaining work: tokens of the longest prompt with its answer, of the longest answer, and prompts."""
 
     context: int
     new_tokens: int
@@ -89,7 +89,7 @@ class _Work:
 
 @dataclass
 class _Run:
-    """What a run has done."""
+    """Counts of one run."""
 
     answered: int = 0
     failed: int = 0

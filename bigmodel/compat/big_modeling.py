@@ -90,7 +90,7 @@ def load_checkpoint_and_dispatch(model: nn.Module, checkpoint: Any, *args: Any, 
 
 
 def refuse_recurrent_layers(model: Any) -> None:
-    """Refuse a model with recurrent layers: ranks that share a sequence would each begin its state anew.
+    """Refuse a model with recurrent layers: ranks that share a sequence would each begin with an empty state.
 
     Raises:
         PlanError: The model's configuration names such layers.

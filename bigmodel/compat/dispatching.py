@@ -192,7 +192,7 @@ def cast_on_device(model: nn.Module, index: Mapping[str, Entry] | None) -> torch
 
 
 def with_hooks(model: nn.Module) -> nn.Module:
-    """Let the modules of a dispatched model show hooks, now and after it is dispatched anew.
+    """Let the modules of a dispatched model show hooks, now and after it is dispatched again.
 
     In its map accelerators come first: pipelines of transformers make their inputs on the first device of the map, and
     "disk" is none.

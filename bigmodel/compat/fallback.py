@@ -24,10 +24,10 @@ def fallback_allocate(
     """Find the first module, or part of one, that is not larger than `size_limit`.
 
     Args:
-        modules: Pairs of name and module, of which parts are looked at in turn.
+        modules: Pairs of name and module, whose parts are considered in turn.
         module_sizes: Bytes by name, as `compute_module_sizes` returns them.
         size_limit: Bytes, also as "1GB". One that cannot be read is met by none.
-        no_split_module_classes: Classes whose parts are not looked at.
+        no_split_module_classes: Classes whose parts are not considered.
         tied_parameters: Groups of names of tied parameters: what is tied to a module counts with it.
 
     Returns:

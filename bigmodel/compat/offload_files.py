@@ -27,7 +27,7 @@ INDEX = "index.json"
 
 Folder = str | os.PathLike[str]
 Entry = Mapping[str, Any]
-"""What an index says of a tensor: ``dtype`` and ``shape`` of a ``.dat`` file, or ``safetensors_file``, ``weight_name``
+"""An index's entry for a tensor: ``dtype`` and ``shape`` of a ``.dat`` file, or ``safetensors_file``, ``weight_name``
 and perhaps the ``dtype`` that it is cast to."""
 
 Value = TypeVar("Value")

@@ -1,4 +1,4 @@
-"""What the stand-in has done in this process: changes in other libraries, plans used, and what it fell back to."""
+"""Record of the stand-in in this process: changes in other libraries, plans used, fallbacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Record:
-    """What is reported.
+    """Content of the report.
 
     Attributes:
         seams: For each change in another library, by its name, whether it is in place, else why not.
@@ -21,4 +21,4 @@ class Record:
 
 
 RECORD = Record()
-"""That of this process."""
+"""The record of this process."""

@@ -21,7 +21,7 @@ ProfilerActivity = Literal["cpu", "xpu", "mtia", "cuda", "hpu"]
 
 
 class ComputeEnvironment(str, Enum):
-    """Where a launch runs: on machines that the user starts it on. SageMaker's is there to be compared with."""
+    """Environment of a launch: machines that the user starts it on. SageMaker's exists for comparison."""
 
     LOCAL_MACHINE = "LOCAL_MACHINE"
     AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"

@@ -176,7 +176,7 @@ def _top_name(name: str) -> Any:
 
 
 class StandInDistribution(Distribution):
-    """What ``importlib.metadata`` says of accelerate."""
+    """Metadata of accelerate for ``importlib.metadata``."""
 
     def read_text(self, filename: str) -> str | None:
         # Libraries tell accelerate from other distributions of its name by the home page.

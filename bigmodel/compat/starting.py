@@ -15,7 +15,7 @@ _RANKS_FROM_INDEX = (
 
 
 class PrepareForLaunch:
-    """What `torch.multiprocessing.start_processes` starts: a function that learns its rank from its index.
+    """Entry point for `torch.multiprocessing.start_processes`: a function that learns its rank from its index.
 
     Args:
         launcher: The function; called without the index.

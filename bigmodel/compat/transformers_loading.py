@@ -2,7 +2,7 @@
 
 `from_pretrained(device_map="auto")` of transformers asks where each module goes, reads each weight to its place, and
 has the model dispatched. Here it gets a plan's places (`device_map_of`). Weights that the plan keeps on the host, and
-that are used as they are in the file, transformers is told to leave on disk (`index_of`): they become views of the
+that are used as they are in the file, transformers leaves on disk (`index_of`): they become views of the
 mapped checkpoint, and are neither read nor written again. Then the model is dispatched by the plan (`dispatch`).
 """
 

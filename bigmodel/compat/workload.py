@@ -1,4 +1,4 @@
-"""What models of other libraries are planned for: environment variables, inherited by processes started here."""
+"""Workload that models of other libraries are planned for: environment variables, inherited by child processes."""
 
 from __future__ import annotations
 

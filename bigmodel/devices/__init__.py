@@ -1,4 +1,4 @@
-"""Devices: what a device is, what it holds, and how bytes reach it."""
+"""Devices: their names, their memory, and copies to them."""
 
 from __future__ import annotations
 

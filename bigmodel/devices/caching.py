@@ -4,7 +4,7 @@ requested   bytes of the tensors
 allocated   bytes of the blocks that they were given
 reserved    bytes that the process has taken from the device: blocks, what is left of their segments, and what is cached
 
-On other devices, and on virtual ones unless they are told to cache (`virtual.Caching`), the three are one number.
+On other devices, and on virtual ones unless caching is enabled (`virtual.Caching`), the three are one number.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def physical_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Return the bytes that new memory on the host could take, whatever control groups allow.
+    """Return the bytes that new memory on the host could take, without regard to control groups.
 
     Without /proc/meminfo, those that hold nothing, not even cached files.
     """

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says of GPUs: it needs no CUDA context, which takes half a gigabyte and a second."""
+"""Queries of NVIDIA's management library: they need no CUDA context, which takes half a gigabyte and a second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Process(ctypes.Structure):
 
 _Processes = _Process * 256
 _UNKNOWN = 2**64 - 1
-"""What the library says of a process whose memory it does not know."""
+"""The library's answer for a process whose memory it does not know."""
 
 
 def has_context(index: int) -> bool:

@@ -221,7 +221,7 @@ make_plan = plan
 
 @dataclass(frozen=True)
 class _Request:
-    """What is asked of a plan beside the model and its workload; the fields are those of `plan`, checked.
+    """Arguments of `plan` beside the model and its workload, validated.
 
     Attributes:
         caching: devices whose allocators cache.

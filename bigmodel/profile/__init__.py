@@ -1,4 +1,4 @@
-"""Profile: what a model needs and what a machine gives, before any weight is read."""
+"""Profiles: the needs of a model and the rates of a machine, known before any weight is read."""
 
 from bigmodel.lazy_names import lazy_names
 

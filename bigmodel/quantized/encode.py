@@ -18,7 +18,7 @@ from .formats.format import WeightFormat
 from .formats.mxfp4 import GROUP as MXFP4_GROUP
 
 TARGETS = ("int4", "int8", "fp8", "mxfp4")
-"""What a checkpoint can be quantised to."""
+"""Encodings that a checkpoint can be quantised to."""
 
 DEFAULT_GROUP = 128
 CHUNK = 2**20

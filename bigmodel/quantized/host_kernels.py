@@ -162,7 +162,7 @@ _COPIED = ("weight", "weight_packed", "weight_scale")
 
 
 class HostProduct(Protocol):
-    """What a `QuantizedLinear` computes with on the host instead of its restored weight."""
+    """A product on the host, which a `QuantizedLinear` computes instead of restoring its weight."""
 
     def takes(self, input: torch.Tensor, parameters: Mapping[str, torch.Tensor | None]) -> bool:
         """Return whether the product with `input` may be computed so; `parameters` are the layer's present ones."""

@@ -22,7 +22,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "awq": awq.read,
     "gguf": gguf.read,
 }
-"""What reads the ``quantization_config`` of each ``quant_method``."""
+"""Reader of the ``quantization_config``, by ``quant_method``."""
 
 
 @dataclass(frozen=True)

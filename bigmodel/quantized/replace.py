@@ -27,7 +27,7 @@ from .stored import Published, remember
 
 CHECKED_BYTES = 4 * 2**30
 """Scales that are read and checked before a model is loaded: all those of fp8 checkpoints, and of mxfp4 ones of 120
-billion weights. Of larger ones the rest is not looked at: reading it would take as long as reading a tenth of a
+billion weights. The rest of larger ones is not checked: reading it would take as long as reading a tenth of a
 checkpoint, of which most may stay on disk."""
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ NUMPY_GLOBALS: list[Any] = [
     np.dtype,
     *{type(np.dtype(name)) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "bool")},
 ]
-"""What files may hold beside tensors, numbers and strings."""
+"""Classes that files may hold beside tensors, numbers and strings."""
 
 
 def numbered(name: str, index: int) -> str:

@@ -30,7 +30,7 @@ np_core: Any = getattr(np, "_core", None) or np.core
 """The module of numpy's arrays, which older versions call ``core``."""
 
 TORCH_SAFE_GLOBALS = NUMPY_GLOBALS
-"""What files may hold beside tensors, numbers and strings: arrays of numpy."""
+"""Classes that files may hold beside tensors, numbers and strings: arrays of numpy."""
 
 
 def save(

@@ -1,4 +1,4 @@
-"""What a process is told of its machine: devices, NVIDIA's driver, ranks of an MPI launch, processors near a GPU.
+"""Facts about this machine: devices, NVIDIA's driver, ranks of an MPI launch, processors near a GPU.
 
 GPUs are asked through ``nvidia-smi`` where it is there: CUDA is not initialised, and processes may be forked later.
 """

@@ -87,7 +87,7 @@ class BlockReader:
         return any(block.kind == "call" for block in self.blocks)
 
     def read(self, delta: Delta) -> list[BlockEvent]:
-        """What a delta begins, adds to and ends. The last delta ends the last block."""
+        """Return the blocks that a delta begins, adds to and ends. The last delta ends the last block."""
         parts = self._parts(delta)
         self._count(delta, parts)
         if delta.finish_reason is not None:

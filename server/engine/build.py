@@ -116,7 +116,7 @@ def prefix_files(
 
 
 def kv_maker(runner: Runner, positions: int) -> Callable[[], SequenceKV]:
-    """What makes the keys and values of a sequence: pages of one arena on accelerators, else buffers of its own."""
+    """Return the constructor of a sequence's KV cache: pages of one arena on accelerators, else its own buffers."""
     on_host = all(torch.device(device).type == "cpu" for device in runner.bytes_per_token())
     if on_host or not isinstance(runner, PackedRunner):
         return SequenceKV
@@ -126,7 +126,7 @@ def kv_maker(runner: Runner, positions: int) -> Callable[[], SequenceKV]:
 def make_drafter(
     model: torch.nn.Module, draft_model: torch.nn.Module | None, options: EngineOptions, runner: Runner
 ) -> Drafter | None:
-    """The drafter of ``draft_model``, or that of prompt lookup; None without either.
+    """Return the drafter of ``draft_model``, or that of prompt lookup; None without either.
 
     Raises ServeError for a draft model that cannot be used, and for both.
     """
@@ -164,7 +164,7 @@ def end_tokens(model: torch.nn.Module, tokenizer: Any) -> frozenset[int]:
 
 
 def _longest(model: torch.nn.Module, codec: TextCodec, plan: Any, runner: Runner) -> int:
-    """Most tokens of a text: of whole texts in one forward, no more than the tokenizer and the plan have in mind."""
+    """Most tokens of a text: of whole texts in one forward, no more than the tokenizer and the plan are made for."""
     longest = context_length(model)
     if not isinstance(runner, EncoderRunner):
         return longest

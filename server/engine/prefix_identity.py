@@ -1,4 +1,4 @@
-"""What the keys and values of a prompt depend on beside its tokens: blocks of another model must not be used."""
+"""Identity of cached keys and values beside their tokens: blocks of another model must not be used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLE_BYTES = 4096
 def checkpoint_digest(source: ModelSource) -> str:
     """A digest of a checkpoint on this machine: its config, and the name, size, time and samples of each file.
 
-    Reading all weights would take minutes. A file that is written anew has another time, even with the same bytes.
+    Reading all weights would take minutes. A rewritten file has another time, even with the same bytes.
     """
     found = hashlib.sha256(json.dumps(source.config_dict(), sort_keys=True).encode())
     path = source.fetch_weights()

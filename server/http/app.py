@@ -165,7 +165,7 @@ class _Startup:
         except LoadingCancelledError:
             return
         except BaseException as error:
-            # Our own errors say all there is to say; whoever runs the server reports them.
+            # Our own errors need no traceback; the caller of the server reports them.
             logger.error("loading failed", exc_info=None if isinstance(error, BigModelError) else error)
             self._failed(error)
             return

@@ -1,4 +1,4 @@
-"""What all bodies are made of. Unknown fields are refused, not ignored.
+"""Base classes of all request bodies. Unknown fields are refused, not ignored.
 
 Validation ends at the first item of a list that is wrong: an error for each of a million items would take minutes.
 """

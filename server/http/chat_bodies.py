@@ -69,7 +69,7 @@ class TemplateFields(Body):
 
     @property
     def template_arguments(self) -> dict[str, Any]:
-        """What the template is given beside messages and tools."""
+        """Arguments of the template beside messages and tools."""
         whole = not self.continue_final_message
         prompted = whole if self.add_generation_prompt is None else self.add_generation_prompt
         going_on = {} if whole else {"continue_final_message": True}

@@ -1,6 +1,6 @@
-"""What one client may take: connections, headers and bodies of bounded size and time, and turns at what is scarce.
+"""Limits for one client: size and time of connections, headers and bodies, and turns at scarce resources.
 
-From the outside in: `BoundedProtocol` bounds connections before a key is looked at, as whoever reaches the port can
+From the outside in: `BoundedProtocol` bounds connections before a key is checked, as anybody who reaches the port can
 open them; `RequestIds` gives each request its name, for answers and logs; `KeyGuard` and `BodyLimit` look at a request
 before any route does; `Shares` gives each client a few turns at
 once at parsing and compiling, so that one with many requests delays another by one turn and not by all of them. A
@@ -44,7 +44,7 @@ CONNECTIONS_OF_AN_ADDRESS = 1024
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 
 REQUEST_ID = "bigmodel.request_id"
-"""Where a scope holds the id of a request."""
+"""Key of a scope for the id of its request."""
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 """The id of the request that is being answered, for logs."""
@@ -52,7 +52,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="-")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 KEY = "bigmodel.key"
-"""Where a scope holds the name of the key that a request was allowed with."""
+"""Key of a scope for the name of the API key that its request was allowed with."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -285,7 +285,7 @@ class Shares:
             raise TimeoutError
 
     def give_back(self, client: str) -> None:
-        """End a turn; whoever waits the longest of those who may begin has it next."""
+        """End a turn; the request that has waited longest among those allowed to begin has the next."""
         self.ended += 1
         self._free += 1
         self._held[client] -= 1

@@ -141,7 +141,7 @@ NOTES: dict[str, str] = {
     "min_tokens": "not together with `allowed_token_ids`",
     "timeout": "seconds that the request may take",
 }
-"""What the table says beside "honoured"."""
+"""Notes of the table beside "honoured"."""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def _limit(text: str, where: str) -> int | None:
 
 @dataclass
 class _Bucket:
-    """What may still be taken: at most ``size``, which flows back in a minute. May be negative."""
+    """Token bucket: holds at most ``size``, refilled within a minute. May be negative."""
 
     size: int
     left: float = field(init=False)

@@ -34,7 +34,7 @@ SMALL_BYTES = 16 << 10
 """Texts up to this size are processed in the event loop: a thread would take longer."""
 
 ANY_SIZE = SMALL_BYTES + 1
-"""For work that takes nobody knows how long, whatever the size of its text."""
+"""For work whose time is unknown, for any size of its text."""
 
 TURN_SECONDS = 30.0
 """How long a request waits for its turn to be parsed, tokenised or compiled."""
@@ -137,7 +137,7 @@ class _JSONRequest(Request):
     async def body(self) -> bytes:
         """Return the body; of a large one only its first byte, the rest is for `json`.
 
-        FastAPI keeps what this returns for as long as the request is answered, beside what is parsed of it.
+        FastAPI keeps the result until the request is answered, beside the parsed body.
         """
         body = await super().body()
         if len(body) > SMALL_BYTES:

@@ -15,7 +15,7 @@ NoItems = Annotated[list[None], Field(max_length=0)]
 
 LOGPROBS = "message.output_text.logprobs"
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
-"""What an answer may have beside its text; reasoning is in it as it is, so that it needs no other form."""
+"""Optional fields of an answer. Reasoning is always part of it in plain form."""
 
 
 # --- items --------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class CallItem(Body):
 
 
 class CallOutputItem(Body):
-    """What a call gave."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: Text

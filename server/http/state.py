@@ -32,7 +32,7 @@ BODY_BYTES_PER_TOKEN = 32
 """Bytes that a token of the context may take in a body: as text with its escapes, or as a number of several prompts."""
 
 MOST_BODY_BYTES = 8 << 20
-"""Bytes of the longest body that is accepted where no limit was set, whatever the context."""
+"""Bytes of the longest body that is accepted where no limit was set, for any context."""
 
 
 LARGE_OF_A_CLIENT, LARGE = 8, 32

@@ -58,7 +58,7 @@ class Tool(Body):
 
 
 def few_tools(given: Any) -> Any:
-    """Return a list of tools if it has no more than are accepted; before they are looked at."""
+    """Return a list of tools if it has no more than are accepted; checked before the tools are."""
     if isinstance(given, list) and len(given) > MAX_TOOLS:
         raise ValueError(f"has {len(given)} tools; at most {MAX_TOOLS} are accepted")
     return given

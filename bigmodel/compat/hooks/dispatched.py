@@ -1,4 +1,4 @@
-"""What a dispatched model shows to code that looks for hooks: a `DispatchedHook` on each module that has an attachment.
+"""Hooks of a dispatched model, for code that looks for them: a `DispatchedHook` on each module that has an attachment.
 
 Other libraries ask a hook where its module runs, have it return outputs to the inputs' device, or call it to have the
 weights on the device before they use these outside of forward. Dispatching itself does not use these hooks.

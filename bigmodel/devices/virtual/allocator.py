@@ -178,7 +178,7 @@ class CachingAllocator:
             pool[:] = kept
 
     def recount(self, in_use: Sequence[Block]) -> None:
-        """Make all books anew, after a call that did not come to its end.
+        """Rebuild all books, after a call that was interrupted.
 
         Args:
             in_use: All blocks that were returned by `allocate` and not given to `free`.

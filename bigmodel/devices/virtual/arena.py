@@ -16,7 +16,7 @@ from .races import History, detector
 from .streams import current_stream, is_compute_late
 
 POISON = 0xFF
-"""The byte that freed memory of strict accelerators holds for whoever still reads it: floats are NaN, integers -1."""
+"""The byte that freed memory of strict accelerators holds, for reads after the free: floats are NaN, integers -1."""
 
 
 class Caching(NamedTuple):
@@ -74,7 +74,7 @@ class Arena:
 
     An interrupt at any moment loses no count, as CUDA's allocator is not interrupted. What is in use stands in two
     dictionaries, which change in one step each; if one came between that and the allocator's own books, these are
-    made anew from them. An allocation that ends is queued without running Python code, and freed right after it; or,
+    rebuilt from them. An allocation that ends is queued without running Python code, and freed right after it; or,
     if that is interrupted or the arena is at work in the same thread, before the next look at the books.
 
     Args:
@@ -220,7 +220,7 @@ class Arena:
         return memory.allocate(nbytes, stream, beyond=True)
 
     def _free_ended(self, _: object = None) -> None:
-        """Free allocations that have ended; before, make the allocator's books anew if they are torn."""
+        """Free allocations that have ended; before, rebuild the allocator's books if they are torn."""
         if not (self._ended or self._is_torn):
             return
         with self._lock:

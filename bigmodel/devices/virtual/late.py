@@ -1,10 +1,9 @@
 """Operations that strict accelerators queue on their streams and compute later, as a GPU does, where this is asked for.
 
-An operation is queued if what it returns has the same shapes whatever its inputs hold: these are found by computing it
-once with zeros, for each operation and metadata of its inputs. Before it is computed, outputs hold garbage. Others are
-computed when they are launched, after all work of their stream: operations that draw random numbers, that have outputs
-of unknown shape, that change the metadata of a tensor, or that fail with zeros.
-"""
+An operation is queued if its outputs have the same shapes for all values of its inputs: these are found by computing
+it once with zeros, for each operation and metadata of its inputs. Before it is computed, outputs hold garbage. Others
+are computed when they are launched, after all work of their stream: operations that draw random numbers, that have
+outputs of unknown shape, that change the metadata of a tensor, or that fail with zeros."""
 
 from __future__ import annotations
 
@@ -34,10 +33,10 @@ class _New(NamedTuple):
 
 
 MOST_KNOWN = 20_000
-"""How many calls of different outputs are remembered."""
+"""Upper bound of the calls whose outputs are remembered."""
 
 _outputs: dict[Any, list[_New | None] | _New | None] = {}
-"""What operations return, by operation and metadata of their arguments; None: they are computed at launch."""
+"""Descriptions of outputs, by operation and metadata of its arguments; None: it is computed at launch."""
 
 
 def is_late(index: int | None) -> bool:

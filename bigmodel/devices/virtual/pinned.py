@@ -65,7 +65,7 @@ class PinnedMemory:
             self._forget_gone()
             pinned = _Pinned(memory, self._gone.append)
             pinned.begin, pinned.nbytes = whole.data_ptr() + -whole.data_ptr() % PAGE, nbytes
-            self._begins = []  # wrong until it is made anew
+            self._begins = []  # invalid until it is rebuilt
             self._alive[pinned.begin] = pinned
             self._begins = sorted(self._alive)
         return whole[pinned.begin - whole.data_ptr() :][:nbytes]

@@ -25,17 +25,17 @@ from ...errors import RaceError
 from ..forks import new_rlock
 
 Place = tuple[CodeType, int]
-"""Where the program was: its code, and the index of the instruction, of which the line is looked up if it is needed."""
+"""A place in the program: its code, and the index of the instruction; the line is looked up only for a report."""
 
 Clock = dict[int, int]
 """For each stream, by number, the last of its launches that is ordered before."""
 
 _INSIDE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<")
-"""Where frames that are not reported lie: this package, torch, generated code."""
+"""Prefixes of files whose frames are not reported: this package, torch, generated code."""
 
 
 class Queue(Protocol):
-    """What a stream is to the detector and to the allocator.
+    """A stream, as the detector and the allocator see it.
 
     Attributes:
         number: Tells it from others.
@@ -73,7 +73,7 @@ class Access:
         what: The operation, or what it does.
         place: Where in the program it was launched.
         used: Whether anything has read what it wrote.
-        torn: What is wrong with what it wrote, if anything: to be reported if that is read.
+        torn: The defect of the memory that it wrote, reported if that is read; empty without one.
     """
 
     __slots__ = ("place", "stream", "time", "torn", "used", "what")

@@ -1,4 +1,4 @@
-"""What an operation does with the memory of its arguments: reads, writes, or nothing."""
+"""Roles of an operation's arguments: their memory is read, written, or neither."""
 
 from __future__ import annotations
 

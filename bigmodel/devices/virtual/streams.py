@@ -189,7 +189,7 @@ class Stream:
             _state.busy.discard(self)
 
     def catch_up(self) -> None:
-        """Do all work before that of a launch which is done at once, but what only the host can tell apart."""
+        """Do all queued work before a launch that is done at once, except work whose delay only the host notices."""
         with detector.lock:
             self.run_delayed(for_host=False)
 

@@ -66,7 +66,7 @@ _data: Any = torch.Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["
 
 
 def keep_backward_in_this_thread(_index: int) -> None:
-    """Make backward passes of the calling thread, which uses this device, run in it, whatever devices others are on.
+    """Make backward passes of the calling thread, which uses this device, run in it, for tensors of all devices.
 
     Autograd creates one thread per device at the first backward pass of a process and ignores devices added later; of a
     device type written in Python it supports the device 0 only.
@@ -341,7 +341,7 @@ class _Operation:
         shared = next((base._allocation for base in bases), None)
         if not torch.is_inference_mode_enabled() or True in [base.is_inference() for base in bases]:
             return VirtualTensor(held, index, shared)
-        # A view is an inference tensor exactly if its base is one, whatever the current mode.
+        # A view is an inference tensor exactly if its base is one, in any mode.
         with torch.inference_mode(False):
             return VirtualTensor(held, index, shared)
 

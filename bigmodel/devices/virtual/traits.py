@@ -1,4 +1,4 @@
-"""What is known of an operation before its arguments are, looked up once: hashing operations takes longer than most."""
+"""Traits of an operation that do not depend on its arguments, looked up once: hashing an operation is slow."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _AT_LAUNCH = {
 
 
 class Traits:
-    """What is known of one operation.
+    """Traits of one operation.
 
     Attributes:
         func: The operation.
@@ -154,9 +154,9 @@ class Traits:
 
 
 _known: dict[int, Traits] = {}
-"""Those of the operations that have run, by identity."""
+"""Traits of the operations that have run, by identity."""
 
 
 def traits_of(func: OpOverload) -> Traits:
-    """Return what is known of `func`."""
+    """Return the traits of `func`."""
     return _known.get(id(func)) or _known.setdefault(id(func), Traits(func))

@@ -1,4 +1,4 @@
-"""The guard of a model whose activations nobody knows: its first forward measures them, then the model is placed anew.
+"""The guard of a model with unknown activations: its first forward measures them, then the model is placed again.
 
 Memory is planned from a dry run on fake tensors. A model whose forward cannot run so, and for which no sample inputs
 were given, is planned as cautiously as can be (`Plan.guarded`): every part that can be is streamed, through a single
@@ -53,10 +53,10 @@ from .dispatched import Dispatched
 logger = logging.getLogger(__name__)
 
 Place = Callable[[nn.Module, Plan], None]
-"""Dispatches a dispatched model anew, by a plan."""
+"""Dispatches a dispatched model again, by a new plan."""
 
 CALL = "_call_impl"
-"""What calling a module calls, with its hooks and forward."""
+"""The method behind a module's call, which runs its hooks and its forward."""
 
 
 class ActivationGuard:
@@ -65,7 +65,7 @@ class ActivationGuard:
     Args:
         model: The model.
         result: Its record, with a plan that is `Plan.guarded`.
-        place: Places the model anew.
+        place: Places the model by a new plan.
     """
 
     def __init__(self, model: nn.Module, result: Dispatched, place: Place) -> None:
@@ -93,7 +93,7 @@ class ActivationGuard:
         self._let_pass()
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model: while it is placed anew its weights are on no device in particular, so that calls of other
+        """Call the model: while it is placed again its weights are on no device in particular, so that calls of other
         threads wait here."""
         with self._lock:
             if self._replaced:

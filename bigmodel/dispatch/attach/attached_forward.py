@@ -46,7 +46,7 @@ attached module breaks the graph once; its forward is a separate graph, which mo
 
 
 REPLACED_BY_HOOK = "_old_forward"
-"""Where hooks in accelerate's protocol keep the forward that they run around."""
+"""Attribute in which hooks of accelerate's protocol keep the forward that they wrap."""
 
 
 class AttachedForward(NotCopied):
@@ -95,7 +95,7 @@ class AttachedForward(NotCopied):
         self.output_device: torch.device | None = None
         self.output_dtype: torch.dtype | None = None
         self.written_device: torch.device | None = None
-        """Where tensors go that the module puts into containers among its arguments; None: they stay."""
+        """Device for tensors that the module puts into containers among its arguments; None: they stay."""
 
     def attach(self) -> None:
         """Replace the module's forward."""
@@ -117,7 +117,7 @@ class AttachedForward(NotCopied):
 
     @property
     def replaced(self) -> Callable[..., Any] | None:
-        """What the module had in the place of its class's method; None: nothing."""
+        """The module's own method that this one replaced; None if it had only its class's."""
         return self._own
 
     def replace_own(self, forward: Callable[..., Any] | None) -> None:
@@ -355,7 +355,7 @@ def _is_mutable(value: Any) -> bool:
 
 
 def _write_back(original: Any, copy: Any, container: Container, sent: list[Any]) -> None:
-    """Have `original` hold what `copy` holds now: what it was sent with as it was, what the call put there as it is."""
+    """Let `original` hold what `copy` holds now: members that were sent by their originals, new ones as they are."""
     was = {id(new): old for new, old in zip(sent, container.members)}
     if isinstance(original, list):
         if len(copy) != len(sent) or any(one is not other for one, other in zip(copy, sent)):

@@ -37,7 +37,7 @@ from .refusals import NotCopied, RefuseConversion
 from .untied import UntiedWeights
 
 DISPATCH_ATTRIBUTES = (ATTRIBUTE, METHOD, "hf_device_map", "dispatch_stats", "__deepcopy__")
-"""What a dispatched model has in its own attributes."""
+"""Names that dispatching adds to the model's own attributes."""
 
 
 class Dispatched(NotCopied):
@@ -59,7 +59,7 @@ class Dispatched(NotCopied):
         self.names = names
         self.attachments: dict[str, AttachedForward] = {}
         self.outside: list[AttachedForward] = []
-        """What brings inputs to parts of units, or to methods beside ``forward``, that are called by others."""
+        """Attachments of methods that other modules call, of parts of units or beside ``forward``: they move inputs."""
         self.streamers: list[Streamer] = []
         self.readers: list[ReadAhead] = []
         self.expert_caches: list[ExpertCache] = []
@@ -68,7 +68,7 @@ class Dispatched(NotCopied):
         self.ties: dict[str, str] = {}
         """For each further name of a tied tensor, its first name."""
         self.references: list[Reference] = []
-        """What refers to weights beside their modules."""
+        """References to weights from outside their modules."""
         self.lent: list[torch.Tensor] = []
         """Tensors that code outside their unit may compute with, on another device."""
         self.untied: UntiedWeights | None = None
@@ -78,7 +78,7 @@ class Dispatched(NotCopied):
         self.packed: dict[str, tuple[QuantizedLinear, PackedWeight]] = {}
         """Layers that kernels of the host compute, each with its packed weight, by name."""
         self.on_detach: Callable[[], None] | None = None
-        """What else has to be removed with the attachments."""
+        """Called when the attachments are removed."""
         self.releases: list[Callable[[], object]] = []
         """Take back the limits that hold allocators to the plan, and the hook of optimizers."""
         self.forget: Callable[[], None] | None = None

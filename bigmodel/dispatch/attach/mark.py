@@ -1,11 +1,11 @@
-"""How a dispatched model is told from a plain one, without importing what dispatches."""
+"""The mark of a dispatched model, readable without importing the dispatcher."""
 
 from __future__ import annotations
 
 from torch import nn
 
 ATTRIBUTE = "_bigmodel_dispatched"
-"""Where a dispatched model keeps its record."""
+"""Attribute in which a dispatched model keeps its record."""
 
 
 def is_dispatched(model: nn.Module) -> bool:

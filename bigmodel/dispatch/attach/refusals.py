@@ -1,4 +1,4 @@
-"""What a dispatched model refuses: copies, pickles, and conversions by ``.to()`` and similar methods."""
+"""Refusals of a dispatched model: copies, pickles, and conversions by ``.to()`` and similar methods."""
 
 from __future__ import annotations
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from types import CodeType
 
 _BY_NAME = frozenset(("attrgetter", "__getattribute__"))
-"""Functions beside ``getattr`` that read attributes by name; their arguments are not looked at."""
+"""Functions beside ``getattr`` that read attributes by name; their arguments are not analysed."""
 
 
 def computes_names(code: CodeType) -> bool:
-    """Return whether a function's code, that of functions within it included, may read an attribute by a name that is
-    no constant in it. ``getattr`` that is handed on, as to ``functools.reduce``, counts."""
+    """Return whether a function's code, or that of a function within it, may read an attribute by a computed name.
+
+    ``getattr`` passed on as an argument, as to ``functools.reduce``, counts.
+    """
     if not _BY_NAME.isdisjoint(code.co_names):
         return True
     if "getattr" in code.co_names:

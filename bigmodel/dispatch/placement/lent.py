@@ -108,7 +108,7 @@ def _read_by(
             found[id(scope)] = scope
             continue
         for path, owner in scope.named_modules():
-            # Of what is in a list the list is named; a list of parameters is read by whoever has it.
+            # Items of a list are named by the list; a list of parameters may be read by any code that has it.
             parts = [part for part in path.split(".") if part and not part.isdigit()]
             if parts and parts[-1] not in names and not any_module:
                 continue

@@ -1,4 +1,4 @@
-"""What a streamed block keeps of its forward: tensors that it hands on in attributes instead of its output.
+"""Tensors that a streamed block keeps after its forward: it hands them on in attributes instead of its output.
 
 The first computation of a block has no graph, so that a gradient for such a tensor would be lost. Each that depends on
 a weight or an input with a gradient is found, and refuses the gradient that reaches it in backward. Most blocks keep

@@ -117,7 +117,7 @@ class BlockSlot(Slot[Block]):
         views: For each block that was here, its tensors as views of this memory.
         storage: Identifies its memory (see `storage_of`).
         memory_version: Version counter of its memory when its content was shown.
-        checksums: Those of the parameters of a block that uses ``.data``, when it was shown.
+        checksums: Of the parameters of a block that uses ``.data``, taken when its content was shown.
     """
 
     last_use: int = 0

@@ -41,7 +41,7 @@ class HostTensor:
         name: Its first name in the model.
         second_places: Further references in recurrent layers.
         kind: Shape, dtype and device that `value` has to keep.
-        exposures: How often its memory was given out (`EXPOSURES`) when that was looked at last.
+        exposures: How often its memory had been given out (`EXPOSURES`) at the last check.
     """
 
     value: torch.Tensor
@@ -93,7 +93,7 @@ class Block:
         """The thread that is recomputing the block for its gradients."""
         self._recomputing = new_rlock()
         self.registries_of_buffers: list[Registry] | None = None
-        """Those of all modules of the block that have buffers, once a forward has looked."""
+        """Registries of the block's modules that have buffers; None until a forward has looked."""
         self.has_fast_path: bool | None = None
         """Whether it holds modules of PyTorch that compute otherwise where gradients are off, once it was looked."""
         self.written_buffers: set[tuple[int, str]] | None = None

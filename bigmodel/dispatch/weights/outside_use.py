@@ -137,7 +137,7 @@ class _Offloaded:
 
 
 class _Recording(threading.local):
-    """The offloaded parameters that the calling thread has used; None while nobody asks."""
+    """The offloaded parameters that the calling thread has used; None while they are not recorded."""
 
     used: list[torch.Tensor] | None = None
 

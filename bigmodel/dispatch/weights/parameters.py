@@ -55,15 +55,15 @@ def moved_like(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | 
 
 
 def take_over(parameter: torch.Tensor, value: torch.Tensor) -> bool:
-    """Exchange what a parameter holds and is with what its moved copy does, so that whoever has the parameter, such as
-    an optimizer that was built before, has it where it is now. Gradients stay with what was held.
+    """Exchange the content and class of a parameter with those of its moved copy: holders of the parameter, such as an
+    optimizer that was built before, see it on its new device. Gradients stay with the former content.
 
     Args:
         parameter: A parameter of a model; any other tensor is left alone.
-        value: What `moved_like` made of it.
+        value: The result of `moved_like` for it.
 
     Returns:
-        False, and nothing is changed: `parameter` is none, or something refers to it that would not follow.
+        False, and nothing is changed: `parameter` is not a parameter, or another reference to it would not follow.
     """
     if not isinstance(parameter, nn.Parameter) or parameter is value:
         return False
@@ -138,8 +138,8 @@ def refresh_second_places(model: nn.Module) -> None:
 
 
 Reference = tuple["dict[Any, Any] | list[Any] | CellType", Any, dict[str, Any], str]
-"""What refers to a weight beside its module: a module's attributes, a container in them, or the closure of a hook; the
-key there; and the registry and the name of the weight."""
+"""A reference to a weight from outside its module: the holder (a module's attributes, a container in them, or a hook's
+closure), the key there, and the registry and the name of the weight."""
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that PyTorch's modules have themselves: registered children, parameters, hooks."""

@@ -116,7 +116,7 @@ def memory_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
 
 
 def _usage_of_tensors(profile: Profile, assignment: Assignment) -> MemoryUsage:
-    """Return what `memory_usage` returns without what allocators reserve beyond tensors."""
+    """Return `memory_usage` without the bytes that allocators reserve beyond tensors."""
     usage = passing_usage(profile.units, assignment, profile.offload_dtype, bool(profile.phases))
     for device, purpose, nbytes in stored_tensors(profile, assignment):
         usage.add(device, purpose, nbytes)

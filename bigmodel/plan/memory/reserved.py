@@ -27,7 +27,7 @@ def block_bytes(nbytes: int) -> int:
 
 
 class ReplayOptions(TypedDict):
-    """Where the events of a trace happen: arguments of `Profile.dynamic_peaks`."""
+    """Devices and rounding under which a trace is replayed: arguments of `Profile.dynamic_peaks`."""
 
     execution_devices: Mapping[int, Key]
     main: Key

@@ -2,7 +2,7 @@
 the same for a checkpoint that is loaded; and one piece of memory for gradients.
 
 Plans count it; readers of files, loaders and backwards allocate it. All of it is in powers of two: so many bytes are
-pinned for each piece, whatever it needs.
+pinned for each piece, of any size.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class DevicePlan:
         unused: bytes that its allocator reserves beyond all these, as CUDA's does: ends of segments, and gaps between
             tensors.
         context: bytes beside the total that no tensor gets: of the driver. Budgets do not cover them.
-        limited: it keeps to its budget only if its allocator is told to, which gives cached memory back then:
-            `dispatch_model` tells it.
+        limited: it keeps to its budget only if its allocator is limited to it, and frees cached memory then:
+            `dispatch_model` sets that limit.
     """
 
     device: Key
@@ -163,7 +163,7 @@ class Plan:
         dtype: dtype that weights are cast to; None: they keep theirs.
         prediction: predicted time; None if no time was predicted.
         guarded: whether nothing is known of its activations. Then nothing is resident on the accelerators that can be
-            streamed, until the first forward of the dispatched model has measured them and it is placed anew.
+            streamed, until the first forward of the dispatched model has measured them and a new plan is obeyed.
         notes: notes for the user, such as memory that could not be predicted.
     """
 

@@ -20,7 +20,7 @@ from .filling import Filling, Option, options_of
 from .items import Capacity, GroupPlacement, Item
 
 Seconds = Callable[[GroupPlacement, float], float]
-"""What the search minimises. It may return infinity where it is no less than the second argument."""
+"""The objective that the search minimises. It may return infinity where it is no less than the second argument."""
 
 Least = Callable[[int, Option], Sequence[tuple[float, float]]]
 """Lower bounds of a group's seconds under an option, for each phase: of computing, and on the link."""

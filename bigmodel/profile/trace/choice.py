@@ -1,4 +1,4 @@
-"""The choice of the next token: what `generate` computes of the last logits, and keeps until its next choice.
+"""The choice of the next token: tensors that `generate` computes of the last logits and keeps until its next choice.
 
 Scores are processed, and tokens drawn, as the model's generation config has it: by temperature, top-k, top-p,
 penalties, and tokens that are suppressed. Transformers' own processors run on fake tensors. Of beams, the scores, the
@@ -55,7 +55,7 @@ class Choice:
     def make(self, output: Any, ids: torch.Tensor) -> None:
         """Choose the token after `ids` by the last logits in the output of a forward, if it has any.
 
-        What the token before was chosen by is freed as soon as `generate` computes its successor.
+        The tensors behind the previous choice are freed as soon as `generate` computes its successor.
         """
         logits = getattr(output, "logits", None)
         if logits is None or logits.dim() != 3:
@@ -103,7 +103,7 @@ class Choice:
                         torch.empty_like(held)
 
     def renew(self) -> None:
-        """Make the tensors anew, as another step would."""
+        """Allocate the tensors of another step in place of the present ones."""
         with self._session.recorder.at_inputs():
             plain = self._scores is self._logits
             self._logits = None if self._logits is None else torch.empty_like(self._logits)
@@ -115,13 +115,13 @@ class Choice:
         for processor in self._processors:
             try:
                 scores = processor(ids, scores)
-            except Exception:  # whatever it raises for tokens that have no values: it writes into a copy
+            except Exception:  # fake tokens have no values, and any exception may follow: it writes into a copy
                 scores = scores.clone()
         return scores
 
 
 def beams_of(session: Session) -> int:
-    """Return how many texts `generate` goes on with for each that it is given, by the model's generation config."""
+    """Return the number of beams of `generate` for each text, by the model's generation config."""
     config = getattr(session.model, "generation_config", None)
     return 1 if chooses_itself(session.model) else max(getattr(config, "num_beams", None) or 1, 1)
 
@@ -146,7 +146,7 @@ def settings_of(session: Session) -> Any:
 
 
 def processors_of(session: Session, config: Any) -> list[Processor]:
-    """Return what processes the scores of each token by a generation config."""
+    """Return the processors of each token's scores by a generation config."""
     model: Any = session.model
     if config is None:
         return []

@@ -48,7 +48,7 @@ _PLAIN = frozenset(
 
 @dataclass(frozen=True)
 class _Result:
-    """What a tensor returned by an operation is.
+    """Description of a tensor that an operation returns.
 
     Attributes:
         viewed: position, among the tensors of the arguments, of the one that it views; None: it has memory of its own.

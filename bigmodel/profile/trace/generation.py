@@ -276,7 +276,7 @@ class _Loop:
         return _keeps_every_token(self.cache) and all(layer.get_seq_length() == tokens for layer in layers)
 
     def resize(self, tokens: int) -> None:
-        """Let the cache hold `tokens` tokens, in new storages, and make the scores anew, as forwards would."""
+        """Let the cache hold `tokens` tokens, in new storages, and allocate new scores, as forwards would."""
         for layer in _filled_layers(self.cache):
             for name in ("keys", "values"):
                 held = getattr(layer, name)

@@ -28,7 +28,7 @@ class MeasuredForward:
 
     def phase(self, units: Sequence[UnitProfile], tokens: int) -> Phase:
         """Return the forward as a phase, in which the peak counts on the main device and on each that runs a unit:
-        whatever is alive on one of several devices would be alive on a single one, too.
+        all that is alive on one of several devices would be alive on a single one, too.
 
         Args:
             units: the units of the model; events name them by their position.

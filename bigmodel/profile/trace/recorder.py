@@ -450,7 +450,7 @@ class Recorder(TorchDispatchMode):
             _, tokens, index, weights = arguments.bind(module, *args, **kwargs).args
             self._choice = RouterChoice(index.shape[0], index.shape[1], count)
             implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
-            if isinstance(module, QuantizedExperts):  # whatever computes them, they are restored one by one
+            if isinstance(module, QuantizedExperts):  # every kernel has them restored one by one
                 implementation = None
             route = Route(
                 position,

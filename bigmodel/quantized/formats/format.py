@@ -1,4 +1,4 @@
-"""What a format of quantised weights says: how one weight is stored, and how the config of a checkpoint is read.
+"""Formats of quantised weights: the storage of one weight, and the reading of a checkpoint's config.
 
 A `WeightFormat` describes one weight, a matrix (out, in), and restores it from its stored tensors. A `Scheme` describes
 a checkpoint: it is read from ``quantization_config`` and says which keys belong to one weight, and in which format.

@@ -39,7 +39,7 @@ PRODUCT: Any = torch.ops.bigmodel.packed_product.default
 
 
 class Restores(Protocol):
-    """What restores rows of a weight: a `WeightFormat`."""
+    """The part of a `WeightFormat` that restores rows of a weight."""
 
     def __hash__(self) -> int: ...
 

@@ -67,7 +67,7 @@ def gather_for_metrics(data: Any, use_gather_object: bool = False) -> Any:
 
     Args:
         data: nested lists, tuples and dicts of tensors, and lists of other objects (strings, numbers, ...).
-        use_gather_object: treat `data` as one list of objects, whatever it holds, for example tensors of different
+        use_gather_object: treat `data` as one list of any objects, for example tensors of different
             shapes. A tensor is the list of its rows.
     """
     active = GradientState().active_dataloader

@@ -117,7 +117,7 @@ class Strategy(ABC):
 
     @property
     def engine(self) -> Any:
-        """What trains the first prepared model, where that is an object of another library; else None."""
+        """Another library's object that trains the first prepared model; None where there is none."""
         return None
 
     def prepare_together(self, objects: Sequence[Any], device_placement: Sequence[bool]) -> dict[int, Any]:

@@ -1,1 +1,1 @@
-"""Parsers of what models write: reasoning and tool calls are told from the answer, piece by piece."""
+"""Incremental parsers of model output: they separate reasoning and tool calls from the answer."""

@@ -16,7 +16,7 @@ Reading: TypeAlias = Generator[None, None, T]
 """A part of a parser; it yields where it waits for more text."""
 
 Sink: TypeAlias = Callable[[str], None]
-"""Where text goes: into the content, the reasoning, or a list."""
+"""Destination of text: the content, the reasoning, or a list."""
 
 GAP = 32
 """Longest white space beside a marker that belongs to the marker, not to the text."""

@@ -76,7 +76,7 @@ class RaggedCache(DynamicCache):
         self._steps: dict[tuple[torch.device, int | None], PagedStep] = {}
 
     def step(self, device: torch.device, window: int | None) -> PagedStep:
-        """Where this step is in the arena, for layers on ``device`` with a window."""
+        """Return this step's positions in the arena, for layers on ``device`` with a window."""
         found = self._steps.get((device, window))
         if found is None:
             written = [_paged(span.kv).rows(span.start, span.end) for span in self.spans]

@@ -29,7 +29,7 @@ def generates(model: torch.nn.Module) -> bool:
 class EncoderRunner:
     """Computes whole texts, each in the step that reaches its end; those of similar lengths in one padded forward.
 
-    What a text gives is that of its own forward up to rounding, which may depend on the others of its batch.
+    The states of a text equal those of its own forward up to rounding, which may depend on the others of its batch.
     """
 
     name = "encoder"

@@ -12,7 +12,7 @@ from bigmodel.errors import ServeError
 
 
 class HiddenRows:
-    """What was taken: states [rows, width]."""
+    """The states that were taken: [rows, width]."""
 
     def __init__(self) -> None:
         self._states: torch.Tensor | None = None

@@ -80,7 +80,7 @@ def onednn_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
     oneDNN compiles and keeps a kernel of about 1 MB per row count. Rows are therefore computed in chunks of the sizes
     in
     :data:`ROW_COUNTS`, padded with zeros. 1 is not among them, because its kernel sums in another order: so a row has
-    the same bits whatever the number of rows.
+    the same bits for any number of rows.
     """
     rows = input.reshape(-1, input.shape[-1])
     if len(rows) <= ROW_COUNTS[-1]:

@@ -26,7 +26,7 @@ MOST_PAUSE = 64
 
 @dataclass
 class _LookupState:
-    """What is known of one sequence: its text, the tokens last proposed for it, and how many may be."""
+    """State of one sequence: its text, the tokens last proposed for it, and the limit of their number."""
 
     limit: int
     text: array[int] = field(default_factory=lambda: array("i"))

@@ -96,7 +96,7 @@ class PackedRunner:
     """Packs the new tokens of every sequence into one row and computes them in one forward.
 
     ``row_multiple``: the packed row is padded to a multiple of so many tokens, with which the matrix
-    multiplications of this machine give a row the same bits whatever the other rows are. "auto" measures it.
+    multiplications of this machine give a row the same bits beside any other rows. "auto" measures it.
     ``host_linear``: see :mod:`bigmodel.server.engine.compute.host_linear`.
     """
 

@@ -205,7 +205,7 @@ class PagedCalls:
 
 @dataclass(frozen=True)
 class PagedStep:
-    """Where the tokens of a packed step are in an arena, on one device, for layers of one window.
+    """Positions of a packed step's tokens in an arena, on one device, for layers of one window.
 
     Attributes:
         written: Positions of the arena, of each token of the step.

@@ -78,7 +78,7 @@ class SequenceKV:
         return keys[:, start:end], values[:, start:end]
 
     def cut(self, index: int) -> object:
-        """What prompt block ``index`` holds, for `put`: copies, as views would keep the whole buffers alive."""
+        """Return prompt block ``index``, for `put`: copies, as views would keep the whole buffers alive."""
         rows = slice(index * PROMPT_BLOCK, (index + 1) * PROMPT_BLOCK)
         return {
             layer: (keys[:, rows].clone(), values[:, rows].clone()) for layer, (keys, values) in self._layers.items()

@@ -147,7 +147,7 @@ def _work(pipe: Connection) -> None:
     most = _address_space() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     pipe.send_bytes(b"{}")
-    os.nice(10)  # requests that are being answered come first; whoever sent the first schema waits for the imports
+    os.nice(10)  # running requests come first; the first schema waits for the imports
     while True:
         signal.setitimer(signal.ITIMER_PROF, 0)
         schema = pipe.recv_bytes().decode()

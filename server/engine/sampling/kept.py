@@ -1,4 +1,4 @@
-"""What was made of texts, kept for when they come again: bounded, and not displaced by texts that come once."""
+"""Cache of results by text: bounded, and not displaced by texts that come once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 class Kept(Generic[T]):
     """Values by text. Thread-safe.
 
-    Values that were asked for again have a share of their own: a burst of texts that come once takes little memory and
+    Values that were requested again have a share of their own: a burst of texts that come once takes little memory and
     displaces none of them.
 
     Args:
-        once: most bytes of values that nobody has asked for again.
+        once: most bytes of values that were requested once.
         again: most bytes of those that somebody has.
         size: returns the bytes of a value.
     """

@@ -17,7 +17,7 @@ KINDS: tuple[PoolingKind, ...] = get_args(PoolingKind)
 
 @dataclass(frozen=True)
 class PoolingParams:
-    """What is made of the states of one text.
+    """Settings for the vector of one text.
 
     Args:
         kind: How its states become one vector.
