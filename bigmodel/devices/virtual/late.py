@@ -3,7 +3,8 @@
 An operation is queued if its outputs have the same shapes for all values of its inputs: these are found by computing
 it once with zeros, for each operation and metadata of its inputs. Before it is computed, outputs hold garbage. Others
 are computed when they are launched, after all work of their stream: operations that draw random numbers, that have
-outputs of unknown shape, that change the metadata of a tensor, or that fail with zeros."""
+outputs of unknown shape, that change the metadata of a tensor, or that fail with zeros.
+"""
 
 from __future__ import annotations
 
