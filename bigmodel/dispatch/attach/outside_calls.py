@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ...devices import torch_device
-from ...profile.model.methods import methods_of
+from ...profile.model.units import methods_of
 from ..placement.dispatch_units import DispatchUnit
 from ..placement.tensors import PlacedTensor
 from ..streaming.gradients import Compute

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -30,6 +30,9 @@ CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 INDIVISIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 """PyTorch modules that compute with their children's weights themselves, and so are never split."""
+
+_SETTERS = ("_", "set_", "load", "reset", "init")
+"""Prefixes of methods that are private or change a module's weights."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,28 @@ def _declares_blocks(module: nn.Module) -> bool:
     """Whether a module is a transformers model that declares which classes must not be split."""
     is_transformers = any(kind.__module__ == "transformers.modeling_utils" for kind in type(module).__mro__)
     return is_transformers and bool(getattr(module, "_no_split_modules", None))
+
+
+def methods_of(module: nn.Module) -> Iterator[str]:
+    """Yield the methods beside ``forward`` by which others may compute with `module`, as an autoencoder's ``decode``.
+
+    These are the public ones that its class, or others in its file, introduce and that take arguments, but for
+    overridden methods of a library's class and methods of the instance's own. PyTorch's containers have none.
+    """
+    if type(module).__module__ == nn.Sequential.__module__:
+        return
+    own = [kind for kind in type(module).__mro__ if kind.__module__ == type(module).__module__]
+    others = [kind for kind in type(module).__mro__ if kind not in own]
+    seen: set[str] = set()
+    for kind in own:
+        for name, function in vars(kind).items():
+            if name.startswith(_SETTERS) or name in seen or name == "forward" or name in module.__dict__:
+                continue
+            seen.add(name)
+            if any(name in vars(other) for other in others) or not inspect.isfunction(function):
+                continue
+            if len(inspect.signature(function).parameters) > 1 and not inspect.isgeneratorfunction(function):
+                yield name
 
 
 @dataclass(frozen=True)

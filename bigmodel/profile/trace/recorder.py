@@ -20,7 +20,7 @@ from ...devices import HOST
 from ...devices.nested import first_tensor, iter_tensors, spanned_elements
 from ...quantized.experts import QuantizedExperts
 from ..model.experts import RouterChoice, expert_names
-from ..model.methods import methods_of
+from ..model.units import methods_of
 from .fake_kernels import run_fake
 from .trace import (
     OUTSIDE,

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
 
 from bigmodel.profile import find_no_split_classes, find_units, named_tensors, profile_units
-from bigmodel.profile.model.units import combining_module
+from bigmodel.profile.model.units import combining_module, methods_of
 from bigmodel.profile.profile import profile_model
 from bigmodel.profile.trace.trace import Leave
 
@@ -171,3 +173,42 @@ def test_slot_bytes_align_every_tensor_and_include_buffers_on_request() -> None:
 def test_dtype_applies_to_the_units() -> None:
     narrow, wide = profile_units(Stack(), "float16"), profile_units(Stack())
     assert [2 * unit.nbytes for unit in narrow] == [unit.nbytes for unit in wide]
+
+
+class Coder(nn.Module):
+    """Has methods of every kind."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._inner(x)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def _inner(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def set_scale(self, scale: float) -> None:
+        self.scale = scale
+
+    def pieces(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield x
+
+    def extra_repr(self) -> str:
+        return ""
+
+    def requires_grad_(self, requires_grad: bool = True) -> Coder:
+        return super().requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+def test_public_methods_with_arguments_that_the_class_introduces_are_found() -> None:
+    assert list(methods_of(Coder())) == ["encode"]
+
+
+def test_a_method_of_the_instance_is_left_alone() -> None:
+    coder = Coder()
+    coder.__dict__["encode"] = coder.forward
+    assert list(methods_of(coder)) == []
+
+
+def test_containers_of_pytorch_have_none() -> None:
+    assert list(methods_of(nn.ModuleList())) == list(methods_of(nn.ModuleDict())) == []
