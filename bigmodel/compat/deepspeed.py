@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..train.accelerator_state import AcceleratorState
+from ..train.optimizer import AcceleratedOptimizer
 from ..train.state.gradient import GradientState
 from ..train.strategies.deepspeed.engine import import_deepspeed
 from ..train.types import DistributedType
@@ -53,7 +54,7 @@ class DeepSpeedEngineWrapper:
         return norm.item() if hasattr(norm, "item") else norm
 
 
-class DeepSpeedOptimizerWrapper(torch.optim.Optimizer):
+class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
     """The optimizer of an engine, which steps and zeroes by itself: both do nothing here.
 
     Args:
@@ -61,14 +62,10 @@ class DeepSpeedOptimizerWrapper(torch.optim.Optimizer):
     """
 
     def __init__(self, optimizer: Any) -> None:
-        # Optimizer.__init__ is not called, since this class delegates to `optimizer`.
+        # AcceleratedOptimizer.__init__ is not called: no strategy steps here.
         self.optimizer = optimizer
+        self.scaler = None
         self.gradient_state = GradientState()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "optimizer" or (name.startswith("__") and name.endswith("__")):
-            raise AttributeError(name)
-        return getattr(self.optimizer, name)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Do nothing."""

@@ -12,9 +12,9 @@ from torch import nn
 
 from ..devices import DeviceLike, torch_device
 from ..devices import get_max_memory as budgets_of
-from ..dispatch.attach.mark import is_dispatched
 from ..errors import DeviceMapError
 from .hooks.align import AlignDevicesHook
+from .hooks.dispatched import DispatchedHook
 from .hooks.model_hook import HOOK
 
 if TYPE_CHECKING:
@@ -70,14 +70,16 @@ def check_device_same(first_device: torch.device, second_device: torch.device) -
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
-    """Whether a model of transformers, by its configuration, ties parameters."""
-    from ..profile import find_tied_parameters
-
+    """Whether a model of transformers, by its configuration or a method of a module, ties parameters; other models do
+    not say."""
+    if all(kind.__name__ != "PreTrainedModel" for kind in type(model).__mro__):
+        return False
     config: Any = getattr(model, "config", None)
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     ties_words = bool(getattr(text, "tie_word_embeddings", False))
     ties_words = ties_words and getattr(model, "get_output_embeddings", lambda: None)() is not None
-    return ties_words or bool(getattr(config, "tie_encoder_decoder", False)) or bool(find_tied_parameters(model))
+    ties_halves = getattr(config, "is_encoder_decoder", False) and getattr(config, "tie_encoder_decoder", False)
+    return ties_words or bool(ties_halves) or any(hasattr(module, "_tie_weights") for module in model.modules())
 
 
 def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], device_map: Mapping[str, Any]) -> None:
@@ -100,10 +102,9 @@ def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], d
 
 
 def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:
-    """Return the names of modules that hold tensors and no modules, from the sizes of modules and tensors by name."""
-    parents = {name.rpartition(".")[0] for name in module_sizes if name}
-    grandparents = {name.rpartition(".")[0] for name in parents if name}
-    return [name for name in parents if name and name not in grandparents]
+    """Return the names that hold no other, from sizes by name: tensors, or modules where no tensor is named."""
+    parents = {name.rpartition(".")[0] for name in module_sizes}
+    return [name for name in module_sizes if name and name not in parents]
 
 
 def get_module_size_with_ties(
@@ -144,7 +145,7 @@ def align_module_device(module: nn.Module, execution_device: DeviceLike | None =
         execution_device: Another device; None: the one of its hook, or where they are if it has none.
     """
     hook = getattr(module, HOOK, None)
-    if isinstance(hook, AlignDevicesHook):
+    if isinstance(hook, DispatchedHook) or (isinstance(hook, AlignDevicesHook) and hook.offload):
         device = hook.execution_device
         hook.execution_device = device if execution_device is None else execution_device
         try:
@@ -191,8 +192,9 @@ def get_state_dict_from_offload(
         device_to_put_offload: Where weights go that are offloaded; others stay.
     """
     root = module_name.rpartition(".")[0]
-    offloaded = has_offloaded_params(module) or is_dispatched(module)
-    with align_module_device(module, device_to_put_offload if offloaded else None):
+    dispatched = isinstance(getattr(module, HOOK, None), DispatchedHook)  # its weights are real wherever they lie
+    offloaded = dispatched or has_offloaded_params(module)
+    with nullcontext() if dispatched else align_module_device(module, device_to_put_offload if offloaded else None):
         for key, value in module.state_dict().items():
             if f"{root}.{key}" in state_dict:
                 state_dict[f"{root}.{key}"] = value.to(torch_device(device_to_put_offload)) if offloaded else value

@@ -10,6 +10,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from bigmodel.errors import TrainError
+from bigmodel.train import environment
 from bigmodel.train.precision.mixed import check_fp8
 
 
@@ -49,7 +50,6 @@ is_pandas_available = partial(_installed, "pandas")
 is_peft_available = partial(_installed, "peft")
 is_pippy_available = partial(_installed, "torch.distributed.pipelining")
 is_pynvml_available = partial(_installed, "pynvml")
-is_rich_available = partial(_installed, "rich")
 is_sagemaker_available = partial(_installed, "sagemaker")
 is_schedulefree_available = partial(_installed, "schedulefree")
 is_swanlab_available = partial(_installed, "swanlab")
@@ -134,6 +134,11 @@ def is_fp8_available() -> bool:
     except TrainError:
         return False
     return True
+
+
+def is_rich_available() -> bool:
+    """Whether the package rich is installed and ``ACCELERATE_ENABLE_RICH`` asks for it."""
+    return _installed("rich") and environment.flag("ACCELERATE_ENABLE_RICH", False)
 
 
 def is_rocm_available() -> bool:

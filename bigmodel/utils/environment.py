@@ -31,6 +31,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
     """Read yes or no: 1 or 0, or with `to_bool` True or False. Raises ValueError on anything else."""
     try:
+        if not value.strip():
+            raise TrainError("the text is empty: it is neither yes nor no")
         answer = environment.read_flag("the text", value)
     except TrainError as error:
         raise ValueError(str(error)) from None

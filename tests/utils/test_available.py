@@ -12,10 +12,18 @@ from bigmodel.utils import available
 
 def test_a_package_is_available_when_it_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert available.is_transformers_available()
-    assert available.is_rich_available()
+    assert available.is_tqdm_available()
     assert not available.is_megatron_lm_available()
     monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))  # half made: it has no spec
     assert not available.is_wandb_available()
+
+
+def test_rich_is_used_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.delenv("ACCELERATE_ENABLE_RICH", raising=False)
+    assert not available.is_rich_available()
+    monkeypatch.setenv("ACCELERATE_ENABLE_RICH", "1")
+    assert available.is_rich_available()
 
 
 def test_devices_are_those_of_pytorch_that_this_library_uses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,9 @@ def test_variables_are_read_as_flags_choices_and_numbers(monkeypatch: pytest.Mon
 def test_texts_are_parsed_as_booleans() -> None:
     assert [environment.str_to_bool(text) for text in ("yes", "On", "0", "f")] == [1, 1, 0, 0]
     assert environment.str_to_bool("true", to_bool=True) is True
-    with pytest.raises(ValueError, match="neither yes nor no"):
-        environment.str_to_bool("perhaps")
+    for text in ("perhaps", ""):
+        with pytest.raises(ValueError, match="neither yes nor no"):
+            environment.str_to_bool(text)
 
 
 def test_imported_libraries_and_listening_ports_are_seen() -> None:

@@ -64,6 +64,13 @@ def test_a_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) 
         PartialState()
 
 
+def test_a_process_knows_that_a_function_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORK_LAUNCHED", raising=False)
+    assert not PartialState().fork_launched
+    monkeypatch.setenv("FORK_LAUNCHED", "1")
+    assert PartialState().fork_launched
+
+
 def test_a_group_of_one_is_made_where_a_strategy_needs_it() -> None:
     state = PartialState()
     state.need_process_group()

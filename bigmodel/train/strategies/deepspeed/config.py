@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
+import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,8 @@ class DeepSpeedConfig:
     """The content of a DeepSpeed configuration.
 
     Args:
-        config_file_or_dict: a dict, the path of a JSON file, or another object with a `config` dict.
+        config_file_or_dict: a dict, the path of a JSON file, JSON itself (perhaps encoded in base64), or another object
+            with a `config` dict.
 
     Attributes:
         config: the nested dict itself.
@@ -28,7 +32,7 @@ class DeepSpeedConfig:
 
     def __init__(self, config_file_or_dict: Any) -> None:
         source = getattr(config_file_or_dict, "config", config_file_or_dict)
-        self.config: dict[str, Any] = copy.deepcopy(source) if isinstance(source, dict) else _read(Path(source))
+        self.config: dict[str, Any] = copy.deepcopy(source) if isinstance(source, dict) else _read(source)
 
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:
         """Return the value at a dotted name such as "zero_optimization.stage"; `default` if it is missing."""
@@ -106,7 +110,11 @@ class DeepSpeedConfig:
         return any(device in ("cpu", "nvme") for device in devices)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(source: str | os.PathLike[str]) -> dict[str, Any]:
+    given = _decoded(source) if isinstance(source, str) else None
+    if given is not None:
+        return given
+    path = Path(source)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -116,6 +124,16 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise TrainError(f"the DeepSpeed configuration {path} must be a JSON object, not a {type(content).__name__}")
     return content
+
+
+def _decoded(text: str) -> dict[str, Any] | None:
+    """Return the JSON object that `text` is, as it stands or base64-encoded; None if it is none."""
+    for decoded in (lambda: text, lambda: base64.urlsafe_b64decode(text).decode()):
+        with suppress(ValueError):
+            content = json.loads(decoded())
+            if isinstance(content, dict):
+                return content
+    return None
 
 
 def _leaves(node: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
@@ -179,6 +197,14 @@ class EngineScheduler:
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the engine has stepped its scheduler with its optimizer."""
+
+    def get_lr(self) -> Any:
+        """Learning rates, as the scheduler computes them now."""
+        return self.scheduler.get_lr()
+
+    def print_lr(self, *args: Any, **kwargs: Any) -> None:
+        """Print a learning rate, as the scheduler does."""
+        self.scheduler.print_lr(*args, **kwargs)
 
     def get_last_lr(self) -> Any:
         """Learning rates of the last step."""

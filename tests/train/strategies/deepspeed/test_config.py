@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
@@ -23,6 +24,20 @@ def test_it_is_a_dict_a_file_or_another_configuration(tmp_path: Path) -> None:
         assert config.config == CONTENT
         assert config.config is not CONTENT
         assert (config.stage, config.is_zero3(), config.is_zero2(), config.is_offload()) == (3, True, False, True)
+
+
+@pytest.mark.parametrize("url_safe", [True, False])
+def test_it_may_be_json_itself_or_base64(url_safe: bool) -> None:
+    content = {**CONTENT, "long": "\u00ff?" * 300}  # longer than a file's name may be
+    text = json.dumps(content, ensure_ascii=False)
+    encoded = base64.urlsafe_b64encode(text.encode()).decode() if url_safe else text
+    assert DeepSpeedConfig(encoded).config == content
+
+
+def test_a_text_that_is_neither_is_taken_for_a_path() -> None:
+    for text in ("no-such-file", "bm8=", "[1]"):
+        with pytest.raises(TrainError, match="does not exist"):
+            DeepSpeedConfig(text)
 
 
 def test_values_are_found_and_set_by_dotted_names() -> None:
