@@ -150,7 +150,7 @@ def _mxfp4(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     bounds = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], device=weight.device)
     # Of two equally near values the one with an even last bit: below 0.25, but from 0.75 on the next, and so on.
     size = scaled.abs()
-    codes = torch.bucketize(size, bounds)
+    codes = torch.bucketize(size.contiguous(), bounds)
     odd_tie = (size.unsqueeze(-1) == bounds[1::2]).any(-1)
     codes = (codes + odd_tie).to(torch.uint8) | ((scaled < 0).to(torch.uint8) << 3)
     pairs = codes.flatten(1).unflatten(1, (-1, 2))

@@ -65,7 +65,7 @@ class Growing(nn.Module):
         for block, times in zip(self.blocks, self.growth, strict=True):
             x = block(x)
             kept = kept or [x]
-            if float(x.abs().sum()) >= 0:
+            if float(x.detach().abs().sum()) >= 0:
                 x = x.repeat(times, 1)
         if self.fail:
             raise ValueError("asked to fail")

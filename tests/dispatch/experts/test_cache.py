@@ -167,6 +167,7 @@ def test_the_layers_follow_each_other_in_a_circle() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupts in finalizers
 def test_an_interrupt_at_any_moment_leaves_no_slot_in_use() -> None:
     first, second = made = layers()
     cache = cache_of(made, slots=3)

@@ -76,6 +76,7 @@ def test_the_same_through_load_checkpoint_and_dispatch(folder: Path) -> None:
     assert torch.equal(logits(model), mixtral().to("virtual:0")(tokens().to("virtual:0")).logits.cpu())
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules")
 def test_the_dispatched_model_saves_as_the_checkpoint_was(folder: Path, tmp_path: Path) -> None:
     model = from_pretrained(folder, {"": "disk"})
     model.save_pretrained(tmp_path / "saved")

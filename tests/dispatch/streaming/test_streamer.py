@@ -162,6 +162,7 @@ def test_an_error_in_a_prefetched_block_is_raised_by_that_block_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupts in finalizers
 def test_an_interrupt_at_any_moment_leaves_everything_as_it_was(slots: int) -> None:
     made, registries = blocks(3)
     host = [registry["weight"] for registry in registries]

@@ -142,6 +142,7 @@ def planned(model: Any, share: float, **shapes: Any) -> Plan:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "gemma2"])
+@pytest.mark.filterwarnings("ignore:You are calling .generate")
 def test_the_peak_of_a_streamed_model_is_predicted_to_the_byte(family: str) -> None:
     from bigmodel.dispatch import dispatch_model
 
@@ -179,6 +180,7 @@ def test_the_last_step_of_a_full_context_is_planned_for_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You are calling .generate")
 def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> None:
     """`generate` brings them to the model's first weights, and the dispatched model back to where it runs."""
     from bigmodel.dispatch import dispatch_model
