@@ -7,6 +7,7 @@ the batch, the last one has the output. How a process runs its stage is in `stag
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -40,7 +41,8 @@ def prepare_pippy(
             hold nearly the same bytes.
         no_split_module_classes: Classes whose modules ``"auto"`` does not cut; None detects them.
         example_args: Positional arguments of one call: a micro-batch has as many rows.
-        example_kwargs: Keyword arguments of one call, likewise.
+        example_kwargs: Keyword arguments of one call, likewise. Without `example_args`, a call with as many positional
+            arguments gives them in this order.
         num_chunks: Micro-batches of a batch, if there is no example; by default as many as stages.
         gather_output: Return the output on every process.
 
@@ -63,7 +65,9 @@ def prepare_pippy(
     _return_no_cache(model)
     rows = find_batch_size((tuple(example_args), dict(example_kwargs or {})))
     model._original_forward = model.forward  # type: ignore[assignment]
-    staged = StagedForward(model, _staged(model, split_points, classes), rows, num_chunks or stages, gather_output)
+    names = () if example_args else _names_by_order(model, example_kwargs or {})
+    parts = _staged(model, split_points, classes)
+    staged = StagedForward(model, parts, rows, num_chunks or stages, gather_output, names)
     model.pippy_stage = staged  # type: ignore[assignment]
     model.forward = staged
     return model
@@ -72,6 +76,9 @@ def prepare_pippy(
 def balanced_split_points(model: nn.Module, stages: int, no_split_classes: Collection[str] | None = None) -> list[str]:
     """Return the module that each stage but the first begins with, such that all hold nearly the same bytes.
 
+    No stage begins with an embedding: it is called with what the model is called with, and not with what the stage
+    before has computed.
+
     Args:
         no_split_classes: Classes whose modules stay in one stage; None detects them.
 
@@ -79,15 +86,20 @@ def balanced_split_points(model: nn.Module, stages: int, no_split_classes: Colle
         TrainError: The model has fewer parts than stages.
     """
     classes = find_no_split_classes(model) if no_split_classes is None else no_split_classes
-    parts = list(_parts(model, "", frozenset(classes)))
+    parts: list[tuple[str, list[nn.Module]]] = []
+    for name, part in _parts(model, "", frozenset(classes)):
+        if parts and isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+            parts[-1][1].append(part)
+        else:
+            parts.append((name, [part]))
     if len(parts) < stages:
         raise TrainError(
-            f"{type(model).__name__} has {len(parts)} parts that hold weights: {stages} stages need as many"
+            f"{type(model).__name__} has {len(parts)} parts that a stage may begin with: {stages} stages need as many"
         )
     seen: set[int] = set()
     before = [0]
-    for _, part in parts:
-        own = [parameter for parameter in part.parameters() if id(parameter) not in seen]
+    for _, together in parts:
+        own = [each for part in together for each in part.parameters() if id(each) not in seen]
         seen.update(map(id, own))
         before.append(before[-1] + sum(parameter.nbytes for parameter in own))
     chosen: list[int] = []
@@ -130,6 +142,12 @@ def _parts(
                 yield path, child
         else:
             yield from _parts(child, path, whole, split_points)
+
+
+def _names_by_order(model: nn.Module, example: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of an example if their order is that of positional arguments, and not the model's order."""
+    first = list(signature(model.forward).parameters)[: len(example)]
+    return () if set(first) == set(example) else tuple(example)
 
 
 def _return_no_cache(model: nn.Module) -> None:

@@ -52,15 +52,23 @@ class StagedForward:
         rows: Rows of a micro-batch; None: a batch has `chunks` micro-batches.
         chunks: Their number, if `rows` is None.
         gather_output: Whether every process returns the output.
+        names: Names of the arguments of a call that has as many, all positional; none: those of the forward.
     """
 
     def __init__(
-        self, model: nn.Module, parts: Sequence[Part], rows: int | None, chunks: int, gather_output: bool
+        self,
+        model: nn.Module,
+        parts: Sequence[Part],
+        rows: int | None,
+        chunks: int,
+        gather_output: bool,
+        names: Sequence[str] = (),
     ) -> None:
         self._state = PartialState()
         self._model = model
         self._forward = model.forward
         self._rows, self._chunks, self._gather = rows, chunks, gather_output
+        self._names = names
         self._received = False
         _place(model, [part.module for part in parts if part.stage != self._rank], self._state.device)
         for part in parts:
@@ -74,6 +82,8 @@ class StagedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state = self._state
+        if args and not kwargs and len(args) == len(self._names):
+            args, kwargs = (), dict(zip(self._names, args))
         inputs = send_to_device((args, kwargs), "cpu") if state.is_main_process else None
         inputs = send_to_device(broadcast_object_list([inputs])[0], state.device)
         total = find_batch_size(inputs)

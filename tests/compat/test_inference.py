@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -58,8 +60,39 @@ def test_stages_hold_nearly_the_same_bytes() -> None:
     assert balanced_split_points(Network(80, 8, 8, 8), 3) == ["layers.0", "layers.1"]
     assert balanced_split_points(Network(8, 8), 1) == []
     assert balanced_split_points(Network(8), 2, ["Layer"]) == ["layers.0"]
-    with pytest.raises(TrainError, match="Network has 2 parts that hold weights: 3 stages need as many"):
+    with pytest.raises(TrainError, match="Network has 2 parts that a stage may begin with: 3 stages need as many"):
         balanced_split_points(Network(8), 3)
+
+
+class TwoInputs(Network):
+    """Looks up two inputs, the second after a layer, as a decoder does after its encoder."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.other = nn.Embedding(64, 8)
+        self.last = nn.ModuleList([Layer(width)])
+
+    def forward(self, ids: torch.Tensor, scale: float = 1.0, others: Any = None) -> dict[str, torch.Tensor | None]:
+        x = self.layers[1](self.layers[0](self.embed(ids)))
+        return {"hidden": self.last[0](self.other(others) + x * scale)}
+
+
+def test_no_stage_begins_with_an_embedding() -> None:
+    """It is called with an input of the model: what other layers have computed would not be handed on."""
+    assert balanced_split_points(TwoInputs(8), 2) == ["layers.1"]
+    with pytest.raises(TrainError, match="TwoInputs has 4 parts that a stage may begin with"):
+        balanced_split_points(TwoInputs(8), 5)
+
+
+@on_ranks
+def test_positional_arguments_are_in_the_order_of_the_example() -> None:
+    inputs = {"ids": tokens(2), "others": tokens(2) + 1}
+    with torch.no_grad():
+        expected = TwoInputs(8)(**inputs)["hidden"]
+    model = prepare_pippy(TwoInputs(8), example_kwargs=inputs, gather_output=True)
+    assert torch.equal(model(*inputs.values())["hidden"], expected)
+    assert torch.equal(model(**inputs)["hidden"], expected)
+    assert torch.equal(model(inputs["ids"], others=inputs["others"])["hidden"], expected)
 
 
 def test_in_one_process_the_model_stays_as_it_is() -> None:
@@ -209,8 +242,7 @@ def same_as_whole(kind: str) -> None:
         inputs["decoder_input_ids"] = ids[:, :4]
     with torch.no_grad():
         expected = whole(**inputs, use_cache=False).logits if kind != "bert" else whole(**inputs).logits
-    split_points = ["decoder.block.0"] if kind == "t5" else "auto"  # a block is called with what the encoder returns
-    model = prepare_pippy(whole, split_points, example_kwargs=inputs)
+    model = prepare_pippy(whole, example_kwargs=inputs)
     found = model(**inputs)
     assert (found is not None) == PartialState().is_last_process
     assert found is None or torch.equal(found.logits, expected)
