@@ -50,7 +50,7 @@ def run(name: str, folder: Path) -> tuple[int, int, list[str]]:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "tests.compat.peers.plugin"]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(folder), f"tests/test_{name}.py"]
     output = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True).stdout
-    failed = re.findall(r"^(?:FAILED|ERROR) tests/(\S+?\.py)(?:::\w+)?(?:::(\w+))?", output, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) tests/(\S+?\.py)(?:::(?:\w+::)*(\w+))?", output, re.MULTILINE)
     return _count("passed", output), _count("skipped", output), [f"{file}::{test}" for file, test in failed]
 
 
