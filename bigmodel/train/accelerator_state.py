@@ -190,6 +190,11 @@ class AcceleratorState(SharedState, RankOperations):
         return self.distributed_type == DistributedType.FSDP
 
     @property
+    def fork_launched(self) -> bool:
+        """Whether `notebook_launcher` or `debug_launcher` started this process."""
+        return PartialState().fork_launched
+
+    @property
     def deepspeed_plugin(self) -> Any:
         """The active DeepSpeed plugin, or None."""
         return self.plugin if self.distributed_type == DistributedType.DEEPSPEED else None
@@ -208,7 +213,11 @@ class AcceleratorState(SharedState, RankOperations):
     def _tell_transformers(self) -> None:
         """Of several DeepSpeed plugins, have the active one say whether models are sharded while they are loaded."""
         if self._named_plugins:
-            self.plugin.set_deepspeed_weakref()
+            for plugin in self._named_plugins.values():
+                plugin.mark_selected(False)
+            self.plugin.select(_from_accelerator_state=True)
+        elif self.deepspeed_plugin is not None:
+            self.plugin.mark_selected()
 
     def wait_for_everyone(self) -> None:
         """Wait until every process has called this."""

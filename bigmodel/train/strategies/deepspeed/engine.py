@@ -63,7 +63,7 @@ def make_engine(
     left = config.autos()
     if left:
         raise TrainError(f"the DeepSpeed configuration leaves {', '.join(left)} at 'auto'; give a value")
-    _keep_experts_whole(deepspeed, plugin, model)
+    keep_experts_whole(deepspeed, plugin, model)
     arguments: dict[str, Any] = {"model": model, "config_params": config.config, "dist_init_required": False}
     if isinstance(optimizer, DummyOptim):
         arguments["model_parameters"] = optimizer.params
@@ -173,7 +173,12 @@ def _offloaded(optimizer: Any, config: DeepSpeedConfig) -> Any:
     return DeepSpeedCPUAdam(optimizer.param_groups, adamw_mode=adamw, **defaults)
 
 
-def _keep_experts_whole(deepspeed: Any, plugin: DeepSpeedPlugin, model: nn.Module) -> None:
+def keep_experts_whole(deepspeed: Any, plugin: DeepSpeedPlugin, model: nn.Module) -> None:
+    """Have DeepSpeed keep blocks of the classes that `plugin` names as one, in stage 3.
+
+    Raises:
+        TrainError: The model has no module of such a class.
+    """
     if not plugin.transformer_moe_cls_names or plugin.zero_stage != 3:
         return
     names = {name.strip() for name in plugin.transformer_moe_cls_names.split(",")}

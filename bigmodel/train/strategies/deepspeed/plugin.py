@@ -69,6 +69,7 @@ class DeepSpeedPlugin:
     deepspeed_config: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._selected = False
         if self.enable_msamp:
             raise TrainError("MS-AMP is not supported; use mixed_precision='fp8' with FSDP, or 'bf16' with DeepSpeed")
         given = self.hf_ds_config or os.environ.get(_PREFIX + "CONFIG_FILE") or None
@@ -97,6 +98,94 @@ class DeepSpeedPlugin:
     def is_zero3_init_enabled(self) -> bool:
         """Whether `from_pretrained` of transformers shards parameters while it loads them."""
         return bool(self.zero3_init_flag)
+
+    def fill_match(
+        self, ds_key_long: str, mismatches: list[str] | None = None, must_match: bool = True, **kwargs: Any
+    ) -> None:
+        """Fill in the configuration's value at a dotted name if it is "auto", else compare it with the one given.
+
+        Args:
+            mismatches: A line is added for a value that differs.
+            must_match: Compare.
+            kwargs: Values by dotted name.
+
+        Raises:
+            TrainError: The value is "auto" and none is given.
+        """
+        config: DeepSpeedConfig = self.hf_ds_config
+        node, last = config.find_config_node(ds_key_long)
+        if node is None:
+            return
+        if config.is_auto(ds_key_long):
+            if ds_key_long not in kwargs:
+                raise TrainError(f"{ds_key_long} is 'auto' in the DeepSpeed configuration, and no value of it is given")
+            node[last] = kwargs[ds_key_long]
+            return
+        here, given = node.get(last), kwargs.get(ds_key_long)
+        if must_match and mismatches is not None and ds_key_long in kwargs and here not in (None, given):
+            mismatches.append(f"- ds {ds_key_long}={here} vs arg {ds_key_long}={given}")
+
+    def deepspeed_config_process(
+        self,
+        prefix: str = "",
+        mismatches: list[str] | None = None,
+        config: dict[str, Any] | None = None,
+        must_match: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Do `fill_match` for every value of the configuration.
+
+        Args:
+            prefix: The dotted name of `config`, with a dot at its end.
+            mismatches: Lines on values that differ; with a `prefix` they are left to the caller.
+            config: A part of the configuration; None: all of it.
+            must_match: Whether values may not differ from those given.
+            kwargs: Values by dotted name.
+
+        Raises:
+            TrainError: A value is "auto" and none is given, or values differ.
+        """
+        found = [] if mismatches is None else mismatches
+        for key, value in list((self.deepspeed_config if config is None else config).items()):
+            if isinstance(value, dict):
+                self.deepspeed_config_process(f"{prefix}{key}.", found, value, must_match, **kwargs)
+            else:
+                self.fill_match(prefix + key, found, must_match, **kwargs)
+        if found and not prefix:
+            raise TrainError(
+                "the DeepSpeed configuration differs from what is given; set these values to 'auto' there:\n"
+                + "\n".join(found)
+            )
+
+    @property
+    def selected(self) -> bool:
+        """Whether the run uses this plugin: the one that is given, or of several the one that was selected last."""
+        return self._selected
+
+    def select(self, _from_accelerator_state: bool = False) -> None:
+        """Tell transformers of this plugin's configuration. For the run's state, which selects among plugins.
+
+        Raises:
+            TrainError: A program calls it.
+        """
+        if not _from_accelerator_state:
+            raise TrainError("a DeepSpeedPlugin is selected by accelerator.state.select_deepspeed_plugin(name)")
+        self.set_deepspeed_weakref()
+        self.mark_selected()
+
+    def mark_selected(self, selected: bool = True) -> None:
+        """Write down whether the run uses this plugin."""
+        self._selected = selected
+
+    def set_moe_leaf_modules(self, model: Any) -> None:
+        """Have DeepSpeed keep blocks of the classes in `transformer_moe_cls_names` as one (stage 3).
+
+        Raises:
+            TrainError: The model has no module of such a class, or DeepSpeed is not installed.
+        """
+        from bigmodel.train.strategies.deepspeed import engine
+
+        engine.keep_experts_whole(engine.import_deepspeed(next(model.parameters()).device), self, model)
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
         """Write the Accelerator's precision into the configuration.

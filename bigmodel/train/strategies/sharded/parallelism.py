@@ -156,6 +156,21 @@ class ParallelismConfig:
         replicate = ["dp_replicate"] if self.dp_replicate_enabled else []
         return [*replicate, "dp_shard"]
 
+    @property
+    def dp_shard_cp_dim_names(self) -> list[str]:
+        """Names of the active dimensions along which parameters are sharded."""
+        return [name for name in self.active_mesh_dims if name == "dp_shard"]
+
+    @property
+    def dp_cp_dim_names(self) -> list[str]:
+        """Names of the active dimensions along which losses are averaged."""
+        return self.dp_dim_names
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sizes and settings, without the mesh, as what JSON can hold."""
+        settings = {name: value for name, value in vars(self).items() if name != "device_mesh"}
+        return {name: dict(vars(each)) if hasattr(each, "__dict__") else each for name, each in settings.items()}
+
     def build_device_mesh(self, device_type: str) -> Any:
         """Create and store the `DeviceMesh` over all processes. Needs the process group.
 

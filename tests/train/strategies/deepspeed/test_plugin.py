@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
 from bigmodel.errors import TrainError
+from bigmodel.train import Accelerator
+from bigmodel.train.strategies.deepspeed import engine
 from bigmodel.train.strategies.deepspeed.config import DeepSpeedConfig
 from bigmodel.train.strategies.deepspeed.plugin import DeepSpeedPlugin
 
@@ -100,3 +104,66 @@ def test_transformers_is_told_to_shard_while_loading() -> None:
 def test_a_configuration_of_the_caller_s_class_stays_the_same_object() -> None:
     given = DeepSpeedConfig({"zero_optimization": {"stage": 1}})
     assert DeepSpeedPlugin(hf_ds_config=given).hf_ds_config is given
+
+
+AUTOS = {
+    "train_batch_size": "auto",
+    "gradient_clipping": 1.0,
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": 1e-8}},
+    "zero_optimization": {"stage": 2},
+}
+
+
+def test_auto_is_filled_in_and_other_values_are_compared() -> None:
+    plugin = DeepSpeedPlugin(hf_ds_config=AUTOS)
+    mismatches: list[str] = []
+    plugin.fill_match("train_batch_size", mismatches, train_batch_size=16)
+    plugin.fill_match("zero_optimization.stage", mismatches, **{"zero_optimization.stage": 3})
+    plugin.fill_match("gradient_clipping", mismatches, must_match=False, gradient_clipping=2.0)
+    plugin.fill_match("no.such.section", mismatches, **{"no.such.section": 1})
+    assert plugin.get_value("train_batch_size") == 16
+    assert mismatches == ["- ds zero_optimization.stage=2 vs arg zero_optimization.stage=3"]
+    with pytest.raises(ValueError, match=r"optimizer\.params\.lr is 'auto' .* no value of it is given"):
+        plugin.fill_match("optimizer.params.lr")
+
+
+def test_the_whole_configuration_is_filled_in() -> None:
+    plugin = DeepSpeedPlugin(hf_ds_config=AUTOS)
+    values = {"train_batch_size": 16, "optimizer.params.lr": 0.5, "optimizer.params.eps": 1e-8}
+    plugin.deepspeed_config_process(**values)
+    assert plugin.deepspeed_config["optimizer"]["params"] == {"lr": 0.5, "eps": 1e-8}
+    assert not plugin.is_auto("train_batch_size")
+    with pytest.raises(ValueError, match=r"differs(.|\n)*- ds optimizer\.params\.eps=1e-08 vs arg"):
+        plugin.deepspeed_config_process(**{**values, "optimizer.params.eps": 1e-6})
+    plugin.deepspeed_config_process(must_match=False, **{**values, "optimizer.params.eps": 1e-6})
+
+
+def test_one_of_several_plugins_is_selected_by_the_state() -> None:
+    plugins = {name: DeepSpeedPlugin(zero_stage=stage) for name, stage in (("teacher", 1), ("student", 2))}
+    assert not any(plugin.selected for plugin in plugins.values())
+    with pytest.raises(ValueError, match="select_deepspeed_plugin"):
+        plugins["student"].select()
+    state = Accelerator(cpu=True, deepspeed_plugins=plugins).state
+    assert [plugin.selected for plugin in plugins.values()] == [True, False]
+    state.select_deepspeed_plugin("student")
+    assert [plugin.selected for plugin in plugins.values()] == [False, True]
+
+
+def test_the_only_plugin_is_selected() -> None:
+    plugin = DeepSpeedPlugin(zero_stage=1)
+    assert not Accelerator(cpu=True, deepspeed_plugin=plugin).state.fork_launched
+    assert plugin.selected
+
+
+def test_blocks_of_experts_are_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Experts(nn.Module):
+        pass
+
+    kept: list[object] = []
+    fake = SimpleNamespace(utils=SimpleNamespace(set_z3_leaf_modules=lambda *given: kept.extend(given)))
+    monkeypatch.setattr(engine, "import_deepspeed", lambda device: fake)
+    model = nn.Sequential(nn.Linear(1, 1), Experts())
+    DeepSpeedPlugin(zero_stage=3, transformer_moe_cls_names="Experts").set_moe_leaf_modules(model)
+    assert kept == [model, [Experts]]
+    with pytest.raises(TrainError, match="Sequential has no module of class Other"):
+        DeepSpeedPlugin(zero_stage=3, transformer_moe_cls_names="Other").set_moe_leaf_modules(model)

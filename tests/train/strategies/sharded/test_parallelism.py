@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from bigmodel.errors import TrainError
-from bigmodel.train.strategies.sharded.parallelism import ParallelismConfig
+from bigmodel.train.strategies.sharded.parallelism import ParallelismConfig, TorchTensorParallelConfig
 
 
 def test_sizes_multiply_and_name_the_dimensions_above_one() -> None:
@@ -38,3 +40,12 @@ def test_what_is_not_supported_names_the_alternative(sizes: dict, message: str) 
 
 def test_a_mesh_of_one_is_no_mesh() -> None:
     assert ParallelismConfig().build_device_mesh("cpu") is None
+
+
+def test_it_is_what_json_can_hold() -> None:
+    config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2, tp_handler=TorchTensorParallelConfig())
+    config.device_mesh = object()
+    found = json.loads(json.dumps(config.to_json()))
+    assert (found["dp_replicate_size"], found["tp_size"], "device_mesh" in found) == (2, 1, False)
+    assert found["tp_handler"] == vars(config.tp_handler)
+    assert (config.dp_shard_cp_dim_names, config.dp_cp_dim_names) == (["dp_shard"], ["dp_replicate", "dp_shard"])
