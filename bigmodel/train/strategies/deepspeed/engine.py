@@ -63,7 +63,7 @@ def make_engine(
     left = config.autos()
     if left:
         raise TrainError(f"the DeepSpeed configuration leaves {', '.join(left)} at 'auto'; give a value")
-    keep_experts_whole(deepspeed, plugin, model)
+    plugin.set_moe_leaf_modules(model)
     arguments: dict[str, Any] = {"model": model, "config_params": config.config, "dist_init_required": False}
     if isinstance(optimizer, DummyOptim):
         arguments["model_parameters"] = optimizer.params
@@ -171,19 +171,3 @@ def _offloaded(optimizer: Any, config: DeepSpeedConfig) -> Any:
     defaults = {key: optimizer.defaults[key] for key in ("lr", "betas", "eps", "weight_decay")}
     adamw = isinstance(optimizer, torch.optim.AdamW)
     return DeepSpeedCPUAdam(optimizer.param_groups, adamw_mode=adamw, **defaults)
-
-
-def keep_experts_whole(deepspeed: Any, plugin: DeepSpeedPlugin, model: nn.Module) -> None:
-    """Have DeepSpeed keep blocks of the classes that `plugin` names as one, in stage 3.
-
-    Raises:
-        TrainError: The model has no module of such a class.
-    """
-    if not plugin.transformer_moe_cls_names or plugin.zero_stage != 3:
-        return
-    names = {name.strip() for name in plugin.transformer_moe_cls_names.split(",")}
-    classes = {type(module) for module in model.modules() if type(module).__name__ in names}
-    missing = names - {cls.__name__ for cls in classes}
-    if missing:
-        raise TrainError(f"{type(model).__name__} has no module of class {', '.join(sorted(missing))}")
-    deepspeed.utils.set_z3_leaf_modules(model, list(classes))

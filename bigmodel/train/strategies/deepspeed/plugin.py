@@ -181,11 +181,19 @@ class DeepSpeedPlugin:
         """Have DeepSpeed keep blocks of the classes in `transformer_moe_cls_names` as one (stage 3).
 
         Raises:
-            TrainError: The model has no module of such a class, or DeepSpeed is not installed.
+            TrainError: The model has no module of such a class.
+            ImportError: DeepSpeed is not installed.
         """
-        from bigmodel.train.strategies.deepspeed import engine
+        if not self.transformer_moe_cls_names or self.zero_stage != 3:
+            return
+        names = {name.strip() for name in self.transformer_moe_cls_names.split(",")}
+        classes = {type(module) for module in model.modules() if type(module).__name__ in names}
+        missing = names - {cls.__name__ for cls in classes}
+        if missing:
+            raise TrainError(f"{type(model).__name__} has no module of class {', '.join(sorted(missing))}")
+        from deepspeed.utils import set_z3_leaf_modules
 
-        engine.keep_experts_whole(engine.import_deepspeed(next(model.parameters()).device), self, model)
+        set_z3_leaf_modules(model, list(classes))
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
         """Write the Accelerator's precision into the configuration.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,6 @@ from torch import nn
 
 from bigmodel.errors import TrainError
 from bigmodel.train import Accelerator
-from bigmodel.train.strategies.deepspeed import engine
 from bigmodel.train.strategies.deepspeed.config import DeepSpeedConfig
 from bigmodel.train.strategies.deepspeed.plugin import DeepSpeedPlugin
 
@@ -160,10 +160,12 @@ def test_blocks_of_experts_are_kept_whole(monkeypatch: pytest.MonkeyPatch) -> No
         pass
 
     kept: list[object] = []
-    fake = SimpleNamespace(utils=SimpleNamespace(set_z3_leaf_modules=lambda *given: kept.extend(given)))
-    monkeypatch.setattr(engine, "import_deepspeed", lambda device: fake)
+    for name in ("deepspeed", "deepspeed.utils"):
+        fake = SimpleNamespace(set_z3_leaf_modules=lambda *given: kept.extend(given))
+        monkeypatch.setitem(sys.modules, name, fake)
     model = nn.Sequential(nn.Linear(1, 1), Experts())
     DeepSpeedPlugin(zero_stage=3, transformer_moe_cls_names="Experts").set_moe_leaf_modules(model)
     assert kept == [model, [Experts]]
+    DeepSpeedPlugin(zero_stage=2, transformer_moe_cls_names="Other").set_moe_leaf_modules(model)
     with pytest.raises(TrainError, match="Sequential has no module of class Other"):
         DeepSpeedPlugin(zero_stage=3, transformer_moe_cls_names="Other").set_moe_leaf_modules(model)
