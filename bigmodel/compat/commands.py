@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..launch import Launch, LaunchConfig, build_parser, load_config, parse_launch, run
+from ..launch import Launch, build_parser, parse_launch, run
 from ..launch.config_file import default_config_path, find_default_config
+from .cluster_config import ClusterConfig
 
 _default = find_default_config() or default_config_path()
 cache_dir = str(_default.parent)
@@ -18,13 +19,13 @@ default_config_file = str(_default)
 """The configuration file that is used if none is named, accelerate's or ours."""
 
 
-def load_config_from_file(config_file: str | Path | None) -> LaunchConfig:
+def load_config_from_file(config_file: str | Path | None) -> ClusterConfig:
     """Read a configuration file; None means the default one.
 
     Raises:
         LaunchError: It is missing or damaged.
     """
-    return load_config(default_config_file if config_file is None else config_file)
+    return ClusterConfig.from_yaml_file(default_config_file if config_file is None else config_file)
 
 
 class LaunchParser:

@@ -46,9 +46,20 @@ def load_config(path: str | Path, overridden: Collection[str] = ()) -> LaunchCon
         LaunchError: the file is missing or malformed, a key is unknown (the message names the file and the nearest
             known key), a value has the wrong type, or the file requests something that is not supported.
     """
-    path = Path(path)
-    content = _parse(path)
-    where = str(path)
+    return read_config(_parse(Path(path)), str(path), overridden)
+
+
+def read_config(content: dict[str, Any], where: str, overridden: Collection[str] = ()) -> LaunchConfig:
+    """Return the configuration that a file holds; `content` is changed.
+
+    Args:
+        content: of the file, with sections nested.
+        where: what an error names as its place.
+        overridden: as for `load_config`.
+
+    Raises:
+        LaunchError: a key is unknown, a value has the wrong type, or something is not supported.
+    """
     if str(content.pop("compute_environment", "LOCAL_MACHINE")).upper() != "LOCAL_MACHINE":
         raise LaunchError(f"{where}: compute_environment must be LOCAL_MACHINE; {unsupported.KEYS['iam_role_name']}.")
     _modernise(content)

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+from bigmodel.compat.cluster_config import ClusterConfig as ClusterConfig
 from bigmodel.compat.commands import cache_dir as cache_dir
 from bigmodel.compat.commands import default_config_file as default_config_file
 from bigmodel.compat.commands import load_config_from_file as load_config_from_file
 from bigmodel.compat.refused import SAGEMAKER, refused
 from bigmodel.launch.settings import LaunchConfig
 
-ClusterConfig = BaseConfig = LaunchConfig
+BaseConfig = LaunchConfig
 SageMakerConfig = refused("SageMakerConfig", SAGEMAKER)
 
 hf_cache_home = str(Path(cache_dir).parent)
