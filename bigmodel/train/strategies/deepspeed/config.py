@@ -96,6 +96,9 @@ class DeepSpeedConfig:
         stage = self.get_value("zero_optimization.stage", 0)
         return 2 if stage == AUTO else int(stage)
 
+    def set_stage_and_offload(self) -> None:
+        """Do nothing, as stage and offloading are read from the configuration whenever they are asked for."""
+
     def is_zero2(self) -> bool:
         """Whether gradients are sharded and parameters are not."""
         return self.stage == 2

@@ -49,6 +49,13 @@ def test_values_are_found_and_set_by_dotted_names() -> None:
     assert not config.is_true("bf16.enabled")
 
 
+def test_a_changed_stage_counts_at_once() -> None:
+    config = DeepSpeedConfig(CONTENT)
+    config.set_value("zero_optimization", {"stage": 2})
+    config.set_stage_and_offload()
+    assert (config.is_zero2(), config.is_zero3(), config.is_offload()) == (True, False, False)
+
+
 def test_auto_waits_to_be_filled_in_and_nothing_else_is() -> None:
     config = DeepSpeedConfig(CONTENT)
     assert config.autos() == ["train_batch_size"]
