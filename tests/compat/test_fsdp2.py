@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,13 @@ from bigmodel import Accelerator, FullyShardedDataParallelPlugin
 from bigmodel.errors import TrainError
 from bigmodel.utils import fsdp2_apply_ac, fsdp2_load_full_state_dict, fsdp2_prepare_model
 from bigmodel.utils import fsdp2_switch_optimizer_parameters as switch
-from bigmodel.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+from bigmodel.utils.fsdp_utils import (
+    disable_fsdp_ram_efficient_loading,
+    enable_fsdp_ram_efficient_loading,
+    fsdp2_prepare_auto_wrap_policy,
+    get_fsdp2_grad_scaler,
+    get_parameters_from_modules,
+)
 from tests.train.multiprocess import run_on_ranks
 from tests.train.new_states import new_states as new_states
 
@@ -66,3 +74,25 @@ def test_an_optimizer_steps_the_parameters_that_it_is_given() -> None:
         switch(optimizer, {})
     switch(optimizer, {old.data_ptr: new})
     assert optimizer.param_groups[0]["params"][0] is new
+
+
+def test_transformers_is_told_which_rank_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+        monkeypatch.delenv(name)
+    enable_fsdp_ram_efficient_loading()
+    assert (os.environ["ACCELERATE_USE_FSDP"], os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"]) == ("True", "True")
+    disable_fsdp_ram_efficient_loading()
+    assert (os.environ["ACCELERATE_USE_FSDP"], os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"]) == ("True", "False")
+
+
+def test_a_scaler_takes_its_arguments() -> None:
+    assert get_fsdp2_grad_scaler(device="cpu", init_scale=4.0).get_scale() == 4.0
+
+
+def test_parameters_of_modules_are_found_by_name() -> None:
+    net = Net()
+    assert get_parameters_from_modules("inner", net, "cpu") == set(net.inner.parameters())
+    assert get_parameters_from_modules(r"inner\.\d|head", net, "cpu") == set(net.parameters())
+    assert get_parameters_from_modules([net.head], net, "cpu") == set(net.head.parameters())
+    assert get_parameters_from_modules(None, net, "cpu") == set()

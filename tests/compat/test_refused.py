@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
-from bigmodel.compat.refused import MEGATRON, refused
+from bigmodel.compat.refused import MEGATRON, Refused, refused
 from bigmodel.errors import TrainError
 
 Plugin = refused("Plugin", MEGATRON)
@@ -34,3 +36,20 @@ def test_scripts_import_what_they_may_not_use() -> None:
     for each in (MegatronLMPlugin, TERecipeKwargs, install_xla, load_and_quantize_model):
         with pytest.raises(TrainError, match=f"{each.__name__}: .* not"):
             each()
+
+
+MODULES = ("bnb", "dataclasses", "launch", "megatron_lm", "torch_xla", "transformer_engine")
+REFUSED = [
+    (module, name)
+    for module in MODULES
+    for name, value in sorted(vars(import_module(f"bigmodel.utils.{module}")).items())
+    if isinstance(value, Refused)
+]
+
+
+@pytest.mark.parametrize(("module", "name"), REFUSED)
+def test_each_says_its_name_and_what_to_use(module: str, name: str) -> None:
+    value = getattr(import_module(f"bigmodel.utils.{module}"), name)
+    with pytest.raises(TrainError, match=rf"^{name}: .*not .*[;:,] (use|run|train|load)"):
+        value("some", argument=1)
+    assert value.__doc__.startswith("Not supported: ")
