@@ -27,6 +27,9 @@ from .inputs import (
     token_ids,
 )
 
+SAMPLES_OF_FRAME = 320
+"""Samples of a frame of semantic features beside them: 20 ms at 16 kHz."""
+
 
 def media_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
     """Yield candidate inputs of a transformers model other than text, one sample for each sequence."""
@@ -69,7 +72,8 @@ def sound_shape(config: Any) -> tuple[int, int]:
 def sound_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
     """Yield candidate inputs of a transformers model with one sound for each sequence."""
     config: Any = model.config
-    accepted = parameters_of(model)
+    accepted = set(parameters_of(model))
+    shapes_and_lengths: list[tuple[tuple[int, ...], int]] = []
     if "input_features" in accepted:
         bands, frames = sound_shape(config)
         named = fields(
@@ -88,7 +92,12 @@ def sound_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
         # The mask may be one of features that the encoder makes, as Granite Speech's: without, all are used.
         for shape, _ in shapes_and_lengths if _masks(accepted, batch_size, 1) else ():
             yield {"input_features": sample(batch_size, *shape)}
-    name = next((n for n in ("input_values", "audio_values", "waveform") if n in accepted), None)
+        # A transducer joins each token with what its encoder makes of the sound.
+        if {"decoder_input_ids", "decoder_cache"} <= accepted:
+            for shape, _ in shapes_and_lengths:
+                ids = torch.zeros(batch_size, 1, dtype=torch.long)
+                yield {"input_features": sample(batch_size, *shape), "decoder_input_ids": ids}
+    name: str | None = next((n for n in ("input_values", "audio_values", "waveform") if n in accepted), None)
     if name is not None:
         shapes: tuple[tuple[int, ...], ...] = (
             (SAMPLES,),
@@ -96,6 +105,10 @@ def sound_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
             (first_field(config, 1024, "max_length"), first_field(config, 128, "num_mel_bins")),
         )
         yield from ({name: sample(batch_size, *shape)} for shape in shapes)
+    if name is not None and "input_features" in accepted:  # a codec that takes the samples and what they sound like
+        for count in dict.fromkeys(count for shape, _ in shapes_and_lengths for count in shape[-1:]):
+            features = sample(batch_size, SAMPLES // SAMPLES_OF_FRAME, count)
+            yield {name: sample(batch_size, 1, SAMPLES), "input_features": features}
 
 
 def _masks(accepted: Collection[str], batch_size: int, length: int) -> Inputs:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import torch
+import transformers
 from torch import nn
 
+from bigmodel.profile import profile_model
 from bigmodel.profile.trace.media_inputs import has_encoder, robot_inputs, sound_inputs, sound_shape
 
 
@@ -48,3 +50,28 @@ def test_a_robot_is_given_its_state_noise_an_image_and_a_text_with_a_token_for_e
         "pixel_values": (2, 1, 3, 32, 32),
         "pixel_attention_mask": (2, 1),
     }
+
+
+def test_a_transducer_is_given_a_token_beside_the_sound() -> None:
+    encoder = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.ParakeetTDTConfig(encoder_config={**encoder, "subsampling_conv_channels": 8})
+    with torch.device("meta"):
+        model = transformers.ParakeetForTDT(config).eval()
+    (phase,) = profile_model(model, context_length=16).phases
+    assert phase.name == "forward"
+    given = [each for each in sound_inputs(model, 2) if "decoder_input_ids" in each]
+    assert given
+    assert {each["decoder_input_ids"].shape for each in given} == {(2, 1)}
+
+
+def test_a_codec_is_given_samples_with_features_of_as_many_frames_as_they_have() -> None:
+    class Codec(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = transformers.PretrainedConfig()
+
+        def forward(self, input_values: torch.Tensor, input_features: torch.Tensor) -> None: ...
+
+    both = [each for each in sound_inputs(Codec(), 2) if len(each) == 2]
+    assert {each["input_values"].shape for each in both} == {(2, 1, 32000)}
+    assert (2, 100, 160) in {each["input_features"].shape for each in both}
