@@ -100,6 +100,27 @@ class Handing(nn.Module):
         return x
 
 
+class Recurrent(nn.Module):
+    """A function of its parts' methods reads several weights in several operations: all are copied before it runs."""
+
+    class Part(Codec):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(WIDTH, WIDTH, 2, batch_first=True)
+
+        def encode(self, x: torch.Tensor) -> torch.Tensor:
+            return super().encode(self.rnn(x)[0])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codecs = nn.ModuleList(self.Part() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for codec in self.codecs:
+            x = codec.decode(codec.encode(x)) + x
+        return x
+
+
 def peaks(kind: type[nn.Module], places: list[tuple[object, object]], folder: Path) -> tuple[dict[int, int], ...]:
     """Run a model whose codecs lie and run at `places`, which must not change its output.
 
@@ -144,6 +165,14 @@ PLACES: dict[str, list[tuple[object, object]]] = {
 @pytest.mark.parametrize("kind", [Quantizer, Both, Autoencoder])
 def test_what_methods_of_parts_take_is_planned(kind: type[nn.Module], places: str, tmp_path: Path) -> None:
     measured, planned = peaks(kind, PLACES[places], tmp_path)
+    assert measured == planned
+
+
+@pytest.mark.parametrize("places", [name for name in PLACES if name not in ("host", "all")])  # computes LSTMs otherwise
+def test_all_weights_of_a_function_are_copied_to_where_it_runs_for_as_long_as_it_does(
+    places: str, tmp_path: Path
+) -> None:
+    measured, planned = peaks(Recurrent, PLACES[places], tmp_path)
     assert measured == planned
 
 

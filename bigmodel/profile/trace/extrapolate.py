@@ -269,7 +269,7 @@ def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) ->
     if isinstance(event, OutsideUse):
         weights = tuple((units.get(unit, unit), nbytes) for unit, nbytes in event.weights)
         alone = tuple(units.get(unit, unit) for unit in event.alone)
-        return OutsideUse(weights, names.get(event.source, event.source), alone)
+        return OutsideUse(weights, names.get(event.source, event.source), alone, event.lasts)
     if isinstance(event, Enter):
         return Enter(units.get(event.unit, event.unit), _named(event.inputs, names))
     if isinstance(event, Leave):

@@ -17,6 +17,7 @@ from .trace import (
     Allocate,
     Burst,
     Call,
+    EndOfUse,
     Enter,
     Event,
     Free,
@@ -112,6 +113,7 @@ class Ledger(Generic[D]):
         self._indices: list[int] = []  # bytes of the slot indices that the running experts are called with
         self._input_device = main if input_device is None else input_device
         self._calls: list[_MovedInputs[D]] = []
+        self._used: tuple[D, list[int]] = main, []  # where a running function computes, and its copies of weights
         self._alive: dict[int, tuple[D, int]] = {}
         self._beside: set[int] = set()  # storages that were brought to weights in host memory, or made of such ones
         self._guessed: dict[int, int] = {}  # by storage that may lie on the main device instead: its bytes there
@@ -141,6 +143,8 @@ class Ledger(Generic[D]):
             self._add(device, -self._taken(device, event.nbytes))
         elif isinstance(event, OutsideUse):
             self._use_outside(event)
+        elif isinstance(event, EndOfUse):
+            self._drop(*self._used)
         elif isinstance(event, Enter):
             self._enter(event)
         elif isinstance(event, Leave):
@@ -262,7 +266,10 @@ class Ledger(Generic[D]):
         held = ((self._held_on(unit), nbytes) for unit, nbytes in event.weights)
         copied = [nbytes for other, nbytes in held if other != device]
         self._copy(device, copied)
-        self._drop(device, copied)
+        if event.lasts:
+            self._used = device, copied
+        else:
+            self._drop(device, copied)
 
     def _held_on(self, unit: int) -> D:
         """Return the device whose memory holds the weights of a unit."""

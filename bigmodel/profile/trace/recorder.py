@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import GeneratorType
@@ -26,6 +26,7 @@ from .trace import (
     OUTSIDE,
     Allocate,
     Call,
+    EndOfUse,
     Enter,
     Event,
     Free,
@@ -88,6 +89,7 @@ class Recorder(TorchDispatchMode):
         self._guessed: set[int] = set()  # storages between units that were made from none: their places are guessed
         self._owners: dict[int, int] = {}  # by storage of a weight: its unit, of several the first
         self._sharing: dict[int, set[int]] = {}  # by storage of a weight: all units that have it
+        self._in_function = False  # whether a function runs whose weights are recorded: of its operations they are not
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -123,12 +125,35 @@ class Recorder(TorchDispatchMode):
         scratch = scratch_bytes(func, args, output)
         if scratch:
             self.events.append(Scratch(scratch))
-        if self._owners and not func.is_view:
-            if between:
-                self._record_outside_use(operands, read, alone)
-            elif self._units:
-                self._record_borrowed(operands, alone)
+        if self._owners and not func.is_view and not self._in_function:
+            use = self._outside_use(operands, alone)
+            if use is not None:
+                self.events.append(use)
         return output
+
+    def begin_function(self, operands: Sequence[torch.Tensor]) -> bool:
+        """Record the weights that a function reads from outside their units: copies of all of them are made before it
+        runs, and last while it does, also where it consists of several operations, as `torch.lstm` does.
+
+        Args:
+            operands: the tensors among its arguments.
+
+        Returns:
+            Whether there are such weights. Then `end_function` must follow.
+        """
+        if self._in_function or not self._owners or len(operands) < 2:
+            return False
+        use = self._outside_use(operands, self._weights_alone(operands))
+        if use is None:
+            return False
+        self.events.append(replace(use, lasts=True))
+        self._in_function = True
+        return True
+
+    def end_function(self) -> None:
+        """Record the end of a function whose weights were recorded."""
+        self.events.append(EndOfUse())
+        self._in_function = False
 
     def _maker(self, operands: Iterable[torch.Tensor]) -> int | None:
         """Return the unit that the results of an operation count as made by; None for none, or for several."""
@@ -140,15 +165,29 @@ class Recorder(TorchDispatchMode):
             return self._units[-1]
         return next(iter(makers)) if len(makers) == 1 and len(numbers) == 1 else None
 
-    def _record_borrowed(self, operands: Iterable[torch.Tensor], alone: tuple[int, ...]) -> None:
-        """Record the weights among the operands of an operation within a unit that the unit has not brought."""
-        weights = []
-        for tensor in operands:
-            key = tensor.untyped_storage()._cdata
-            if key in self._owners and not self._has_brought(key):
-                weights.append((self._owners[key], tensor.nbytes))
-        if weights:
-            self.events.append(OutsideUse(tuple(weights), alone=alone))
+    def _outside_use(self, operands: Sequence[torch.Tensor], alone: tuple[int, ...]) -> OutsideUse | None:
+        """Return the use of the weights among the operands of an operation that are not where it runs; None if there
+        are none.
+
+        Within a unit those are the weights that it has not brought. Between units it is none if one unit's weights are
+        all that is read: that runs where they lie.
+        """
+        if self._units:
+            weights = []
+            for tensor in operands:
+                key = tensor.untyped_storage()._cdata
+                if key in self._owners and not self._has_brought(key):
+                    weights.append((self._owners[key], tensor.nbytes))
+            return OutsideUse(tuple(weights), alone=alone) if weights else None
+        if self._at_inputs:
+            return None
+        owners = {tensor: self._owners.get(tensor.untyped_storage()._cdata, OUTSIDE) for tensor in operands}
+        self.lent |= {*owners.values()} - {OUTSIDE}
+        if len(set(owners.values())) < 2:
+            return None
+        read = self._read_between(operands)
+        used = tuple((unit, tensor.nbytes) for tensor, unit in owners.items() if unit != OUTSIDE)
+        return OutsideUse(used, read[0][0] if read else OUTSIDE, alone)
 
     def _has_brought(self, key: int) -> bool:
         """Return whether the running unit has brought a weight of its own to where it runs, as its forward does."""
@@ -178,17 +217,6 @@ class Recorder(TorchDispatchMode):
                 return ()
             units += of
         return tuple(dict.fromkeys(units))
-
-    def _record_outside_use(
-        self, operands: Iterable[torch.Tensor], read: tuple[tuple[int, int], ...], alone: tuple[int, ...]
-    ) -> None:
-        """Record the weights of units among the operands of an operation between units, unless it reads one unit's
-        weights only: that runs where they lie."""
-        owners = {tensor: self._owners.get(tensor.untyped_storage()._cdata, OUTSIDE) for tensor in operands}
-        self.lent |= {*owners.values()} - {OUTSIDE}
-        if len(set(owners.values())) > 1:
-            weights = tuple((unit, tensor.nbytes) for tensor, unit in owners.items() if unit != OUTSIDE)
-            self.events.append(OutsideUse(weights, read[0][0] if read else OUTSIDE, alone))
 
     def _combine(self, operands: Iterable[torch.Tensor]) -> int:
         """Note which units' outputs an operation between units combines, and return the place of its results.
@@ -339,7 +367,7 @@ class Recorder(TorchDispatchMode):
         self._units.clear()
         self._methods.clear()
         self._choice = None
-        self._at_inputs = False
+        self._at_inputs = self._in_function = False
 
     def follow(self, module: nn.Module, unit: int, is_placed: bool = True, is_lookup: bool = False) -> None:
         """Record when `module` starts and ends, by its forward or by another method that its caller gives tensors.

@@ -313,7 +313,12 @@ class BroughtToWeights(ConstantsThroughHost):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        output = super().__torch_function__(func, types, args, dict(kwargs or {}))
+        uses_weights = self._recorder.begin_function(tensors_in(args, kwargs))
+        try:
+            output = super().__torch_function__(func, types, args, dict(kwargs or {}))
+        finally:
+            if uses_weights:
+                self._recorder.end_function()
         for tensor in output if isinstance(output, (tuple, list)) else (output,):
             computed = isinstance(tensor, FakeTensor) and id(tensor) not in self._weights
             if computed and id(tensor.fake_device) in self._units:

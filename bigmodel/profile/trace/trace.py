@@ -65,11 +65,18 @@ class OutsideUse:
         weights: (unit, bytes of the tensor) of each.
         source: as `Allocate.source`, which decides the device of the operation.
         alone: as `Allocate.weights`, if the operation reads nothing else.
+        lasts: a function of several operations reads them: the copies last until the next `EndOfUse`.
     """
 
     weights: tuple[tuple[int, int], ...]
     source: int = OUTSIDE
     alone: tuple[int, ...] = ()
+    lasts: bool = False
+
+
+@dataclass(frozen=True)
+class EndOfUse:
+    """The function ends that the last `OutsideUse` belongs to."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +181,21 @@ class Burst:
     net: int
 
 
-Event = Allocate | Free | Scratch | OutsideUse | Enter | Leave | Operation | Call | Return | Route | Routed | Burst
+Event = (
+    Allocate
+    | Free
+    | Scratch
+    | OutsideUse
+    | EndOfUse
+    | Enter
+    | Leave
+    | Operation
+    | Call
+    | Return
+    | Route
+    | Routed
+    | Burst
+)
 
 
 @dataclass(frozen=True)
