@@ -203,7 +203,8 @@ def methods_of(module: nn.Module) -> Iterator[str]:
     """Yield the methods beside ``forward`` by which others may compute with `module`, as an autoencoder's ``decode``.
 
     These are the public ones that its class, or others in its file, introduce and that take arguments, but for
-    overridden methods of a library's class and methods of the instance's own. PyTorch's containers have none.
+    overridden methods of a library's class and methods of the instance's own; abstract methods are not overridden but
+    introduced, as ``encode`` of transformers' audio tokenizers. PyTorch's containers have none.
     """
     if type(module).__module__ == nn.Sequential.__module__:
         return
@@ -215,10 +216,15 @@ def methods_of(module: nn.Module) -> Iterator[str]:
             if name.startswith(_SETTERS) or name in seen or name == "forward" or name in module.__dict__:
                 continue
             seen.add(name)
-            if any(name in vars(other) for other in others) or not inspect.isfunction(function):
+            overridden = [vars(other)[name] for other in others if name in vars(other)]
+            if not inspect.isfunction(function) or not all(_is_abstract(each) for each in overridden):
                 continue
             if len(inspect.signature(function).parameters) > 1 and not inspect.isgeneratorfunction(function):
                 yield name
+
+
+def _is_abstract(method: object) -> bool:
+    return bool(getattr(method, "__isabstractmethod__", False))
 
 
 @dataclass(frozen=True)

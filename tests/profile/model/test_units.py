@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 
 import pytest
@@ -202,6 +203,26 @@ class Coder(nn.Module):
 
 def test_public_methods_with_arguments_that_the_class_introduces_are_found() -> None:
     assert list(methods_of(Coder())) == ["encode"]
+
+
+def test_methods_that_a_class_of_a_library_only_declares_are_found() -> None:
+    class Declared(nn.Module):
+        __module__ = "library"
+
+        @abstractmethod
+        def encode(self, x: torch.Tensor) -> torch.Tensor: ...
+
+        def prepare(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    class Codec(Declared):
+        def encode(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+        def prepare(self, x: torch.Tensor) -> torch.Tensor:
+            return -x
+
+    assert list(methods_of(Codec())) == ["encode"]
 
 
 def test_a_method_of_the_instance_is_left_alone() -> None:
