@@ -289,11 +289,26 @@ def _blenderbot() -> Any:
     return t.BlenderbotForConditionalGeneration(config)
 
 
+def _sounding(kind: str, **settings: Any) -> Any:
+    codec = t.EncodecConfig(
+        num_filters=4, hidden_size=16, codebook_size=128, codebook_dim=16, num_lstm_layers=1, target_bandwidths=[1.05]
+    )  # fmt: skip
+    text = t.T5Config(d_model=64, d_kv=16, d_ff=96, num_layers=3, num_heads=4, vocab_size=160)
+    decoder = getattr(t, f"{kind}DecoderConfig")(
+        vocab_size=128, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, ffn_dim=96, num_codebooks=2,
+        pad_token_id=128, bos_token_id=128,
+    )  # fmt: skip
+    config = getattr(t, f"{kind}Config")(text_encoder=text, audio_encoder=codec, decoder=decoder, **settings)
+    return getattr(t, f"{kind}ForConditionalGeneration")(config)
+
+
 OTHERS: dict[str, Callable[[], Any]] = {
     "blenderbot": _blenderbot,
     "blip-2": _blip_2,
     "deepseek_v2": _deepseek_v2,
     "gemma3n_text": _gemma3n_text,
+    "musicgen": lambda: _sounding("Musicgen"),
+    "musicgen_melody": lambda: _sounding("MusicgenMelody", num_chroma=6, chroma_length=8),
     "gemma4": _gemma4,
     "gemma4_text": lambda: t.Gemma4ForCausalLM(t.Gemma4TextConfig(**DECODER, **SHARED)),
     "glm46v": lambda: _glm(t.Glm46VForConditionalGeneration, t.Glm46VConfig),

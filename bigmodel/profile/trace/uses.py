@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .codebooks import generate_sound, generates_codes, sounds_of
 from .diffusion_inputs import diffusion_inputs, has_both_ways, use_autoencoder
 from .generation import CACHES, FURTHER, generate
 from .inputs import (
@@ -103,6 +104,11 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
             yield Use(partial(_use_forward, inputs=robot, tokens=robot["input_ids"].shape[1]))
         return
     media = [] if parameters_of(model).keys().isdisjoint(MEDIA) else list(media_inputs(model, batch_size))
+    if generates_codes(model) and tokens:
+        for sounds in (*sounds_of(model, batch_size), {}):
+            text = token_ids(config, batch_size, max(workload.prompt_length, 1))
+            yield Use(partial(_use_codebooks, source={"input_ids": text, **sounds}), "", media_in(sounds), "transduce")
+        return
     if getattr(config, "is_encoder_decoder", False) and hasattr(model, "get_encoder") and tokens:
         sources: list[Inputs] = media if name not in TEXT else []
         length = max(workload.prompt_length, 1)
@@ -190,6 +196,10 @@ def _use_generating_part(session: Session, inputs: Inputs, tokens: int) -> None:
 
 def _use_seq2seq(session: Session, source: Inputs) -> None:
     generate_seq2seq(session, getattr(session.model, "config", None), session.fake(source, session.dtype))
+
+
+def _use_codebooks(session: Session, source: Inputs) -> None:
+    generate_sound(session, getattr(session.model, "config", None), session.fake(source, session.dtype))
 
 
 def _use_both_ways(session: Session, inputs: Inputs) -> None:

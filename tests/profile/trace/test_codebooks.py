@@ -1,0 +1,20 @@
+"""Sounds that are generated from a text by several codebooks: Musicgen and Musicgen Melody."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.zoo.placements import DTYPES, Subject
+from tests.zoo.test_architectures import architectures
+from tests.zoo.tiny import tiny
+
+pytestmark = [pytest.mark.usefixtures("accelerators"), pytest.mark.slow]
+
+
+@pytest.mark.parametrize("placement", ["RAM", "two accelerators", "auto"])
+@pytest.mark.parametrize("name", ["musicgen", "musicgen_melody"])
+def test_their_generation_is_planned_from_the_text_to_the_sound(name: str, placement: str) -> None:
+    subject = Subject(tiny(name, architectures()[name], DTYPES["float32"]))
+    assert [phase.name for phase in subject.profile.phases] == ["prefill", "decode"]
+    assert subject.profile.unknown == ""
+    assert subject.examine(placement).problems == []
