@@ -35,6 +35,7 @@ from ..mapped.mapped_block import MappedBlock
 from ..mapped.readahead import ReadAhead
 from ..streaming.gradients import Compute, run_with_gradients
 from ..streaming.streamer import Streamer, is_transformed
+from ..streaming.transform_budgets import TransformBudgets
 from ..weights.block import Block
 from .host_or_device import HostOrDevice
 from .refusals import NotCopied
@@ -96,6 +97,8 @@ class AttachedForward(NotCopied):
         self.output_dtype: torch.dtype | None = None
         self.written_device: torch.device | None = None
         """Device for tensors that the module puts into containers among its arguments; None: they stay."""
+        self.transform_budgets: TransformBudgets | None = None
+        """Of a call of the whole model: holds it to the budgets of devices where it is transformed."""
 
     def attach(self) -> None:
         """Replace the module's forward."""
@@ -179,6 +182,8 @@ class AttachedForward(NotCopied):
         if torch.is_grad_enabled() or is_transformed():
             for streamer, block in self.blocks:
                 run = functools.partial(run_with_gradients, streamer, block, self.module, run)
+            if self.transform_budgets is not None and is_transformed():
+                return self.transform_budgets.run(run, args, kwargs)
             return run(args, kwargs)
         if len(self.blocks) == 1:  # without another call: this is hot
             streamer, block = self.blocks[0]

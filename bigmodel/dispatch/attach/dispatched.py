@@ -24,6 +24,7 @@ from ..placement.aligned import put_back
 from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
 from ..streaming.streamer import Streamer
+from ..streaming.transform_budgets import TransformBudgets
 from ..weights.block import Registry
 from ..weights.outside_use import mark_lent, mark_offloaded, note_optimizer_step, unmark_offloaded
 from ..weights.packing import WeightError
@@ -124,6 +125,7 @@ class Dispatched(NotCopied):
         self._mark_offloaded(model)
         mark_lent(self.lent)
         self._find_additions(model)
+        self._limit_transforms(model)
         self.follow_optimizers()
         model.__dict__[ATTRIBUTE] = self
         model.__dict__["hf_device_map"] = self.resolved.keys
@@ -151,6 +153,17 @@ class Dispatched(NotCopied):
             else:
                 for block in streamed:
                     block.is_plain = True
+
+    def _limit_transforms(self, model: nn.Module) -> None:
+        """Hold transformed calls of the model to the budgets of its plan."""
+        if not self.streamers:
+            return
+        budgets = TransformBudgets(self.plan)
+        for streamer in self.streamers:
+            streamer.transform_budgets = budgets
+        for start in (*self.attachments.values(), *self.outside):
+            if start.module is model:
+                start.transform_budgets = budgets
 
     def _find_additions(self, model: nn.Module) -> None:
         """Have calls of the model look for tensors that were added to it."""

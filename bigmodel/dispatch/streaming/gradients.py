@@ -70,8 +70,7 @@ def run_with_gradients(
     if block.recomputed_by == threading.get_ident():
         return compute(args, kwargs)  # the module has called itself; it refers to the leaves already
     if is_transformed():
-        _refuse_transformed(streamer, block)
-        return compute(args, kwargs)
+        return _run_transformed(streamer, block, compute, args, kwargs)
     streamer.adopt_replaced(block)
     if not wants_gradients(block, args, kwargs):
         output = streamer.run(block, compute, args, kwargs)
@@ -82,6 +81,25 @@ def run_with_gradients(
         return _through_copies(streamer, block, compute, args, kwargs)
     host = [tensor.value for tensor in (*block.tensors, *block.nested)]
     return _BlockCall(streamer, block, module, compute, args, kwargs).run(host)
+
+
+def _run_transformed(
+    streamer: Streamer, block: Block, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Compute a module with its offloaded weights, which are copied to the device in each operation.
+
+    Raises:
+        BudgetError: These copies, or the activations, pass a budget.
+        DispatchError: It cannot compute with them.
+    """
+    _refuse_transformed(streamer, block)
+    budgets = streamer.transform_budgets
+    if budgets is not None:
+        budgets.check_before(block, streamer.device)
+    output = compute(args, kwargs)
+    if budgets is not None:
+        budgets.check(f"when {block.name!r} had run")
+    return output
 
 
 def _refuse_transformed(streamer: Streamer, block: Block) -> None:

@@ -25,6 +25,7 @@ from ..weights.block import Block
 from ..weights.layout import largest
 from ..weights.visits import StreamStats, Visited, VisitOrder
 from .slots import BlockSlot, BlockSlots
+from .transform_budgets import TransformBudgets
 
 T = TypeVar("T")
 
@@ -59,6 +60,8 @@ class Streamer(Visited[Block, BlockSlot]):
     ) -> None:
         self.device = device
         self.gradient_bytes = gradient_bytes
+        self.transform_budgets: TransformBudgets | None = None
+        """Holds transformed calls to the budgets of devices; None: there are none."""
         self.blocks = blocks
         nbytes = largest([block.layout for block in blocks])
         count = min(max(1, slots), len(blocks))

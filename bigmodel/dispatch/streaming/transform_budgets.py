@@ -1,0 +1,164 @@
+"""Budgets of devices under transforms of ``torch.func`` and forward-mode differentiation.
+
+No plan counts what these take: `torch.vmap` computes as many inputs at once as it is given, `jvp` a tangent beside each
+tensor, and `grad` keeps the copy of each streamed weight until its backward. A call of the model under one of them is
+measured instead. Before each streamed block and after it, the memory that the call has taken is compared with the
+budgets, and the call ends in a `BudgetError` before copies of weights, or as soon as activations, would pass one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
+
+from ...devices import (
+    accelerators,
+    format_size,
+    is_accelerator,
+    max_memory_allocated,
+    memory_allocated,
+    normalize_device,
+    torch_device,
+)
+from ...devices.nested import iter_tensors
+from ...errors import BudgetError
+from ...plan import Plan
+from ...plan.result.plan import DevicePlan
+from ...profile import storage_key
+from ..weights.block import Block
+
+Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+class TransformBudgets:
+    """Measures the calls of one dispatched model that are transformed.
+
+    Args:
+        plan: The plan of the model.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._model = plan.model
+        present = accelerators()
+        self._devices = [
+            device
+            for key, device in plan.devices.items()
+            if is_accelerator(key) and device.budget is not None and normalize_device(key) in present
+        ]
+        self._running = _Running()
+
+    def run(self, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a transformed call of the model computes.
+
+        Raises:
+            BudgetError: A device has passed its budget, or would.
+        """
+        if self._running.meters is not None:  # the model calls itself
+            return compute(args, kwargs)
+        given = _storages(args, kwargs)
+        self._running.meters = [_Meter.begin(device, given) for device in self._devices]
+        try:
+            output = compute(args, kwargs)
+            self.check("when it ended")
+        finally:
+            self._running.meters = None
+        return output
+
+    def check(self, when: str, further: int = 0, device: torch.device | None = None) -> None:
+        """Raise BudgetError if the call that the thread runs has passed a budget, or would.
+
+        Args:
+            when: For the message.
+            further: Bytes that are about to be taken.
+            device: On this device.
+        """
+        for meter in self._running.meters or ():
+            taken = meter.taken(further if device == meter.device else 0)
+            budget = meter.plan.budget
+            if budget is not None and taken > budget:
+                raise BudgetError(
+                    f"a call of {self._model} under a transform of torch.func or forward-mode differentiation passes "
+                    f"the budget of device {meter.plan.device!r} by {format_size(taken - budget)} {when}: no plan "
+                    "counts what these take, and each operation of streamed modules copies its weights. Give that "
+                    "device a larger budget in max_memory, give smaller inputs (vmap: chunk_size), or plan with "
+                    "sample_inputs as large as all that is computed at once"
+                )
+
+    def check_before(self, block: Block, device: torch.device) -> None:
+        """Raise BudgetError if there is no room for a copy of the largest weight of a block."""
+        with DisableTorchFunctionSubclass():
+            sizes = [tensor.value.nbytes for tensor in block.tensors if tensor.value.device != device]
+        self.check(f"with a copy of the weights of {block.name!r}", max(sizes, default=0), device)
+
+
+class _Running(threading.local):
+    """The measured call of the calling thread; None: there is none."""
+
+    meters: list[_Meter] | None = None
+
+
+@dataclass
+class _Meter:
+    """The memory of one device while a call runs.
+
+    Attributes:
+        plan: What is planned there.
+        device: The device.
+        fixed: Bytes that the model holds there between calls, and those of the call's inputs.
+        before: Bytes allocated there when the call began.
+        peak: The most bytes that were allocated there before the call.
+    """
+
+    plan: DevicePlan
+    device: torch.device
+    fixed: int
+    before: int
+    peak: int
+
+    @classmethod
+    def begin(cls, plan: DevicePlan, given: dict[Hashable, tuple[torch.device, int]]) -> _Meter:
+        device = torch_device(plan.device)
+        held = plan.weights + plan.buffers + plan.slots + plan.training + plan.unused
+        inputs = sum(nbytes for lies_on, nbytes in given.values() if lies_on == device)
+        return cls(plan, device, held + inputs, memory_allocated(device), _recorded_peak(device))
+
+    def taken(self, further: int) -> int:
+        """Return the most bytes of the model and the call so far, or with `further` ones now.
+
+        The recorded peak is not reset, as the program may read it; it tells once it has risen.
+        """
+        peak = _recorded_peak(self.device)
+        now = memory_allocated(self.device) + further
+        return self.fixed - self.before + max(now, peak if peak > self.peak else 0)
+
+
+def _recorded_peak(device: torch.device) -> int:
+    """Return the most bytes that were allocated on a device; those now if it records no peak."""
+    return memory_allocated(device) if device.type == "mps" else max_memory_allocated(device)
+
+
+def _storages(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Hashable, tuple[torch.device, int]]:
+    """Return the device and the bytes of the storages among the arguments of a transformed call, tangents included."""
+    found: dict[Hashable, tuple[torch.device, int]] = {}
+    for tensor in iter_tensors((args, kwargs), registered=True):
+        for plain in _plain_tensors(tensor):
+            found[storage_key(plain)] = plain.device, plain.nbytes
+    return found
+
+
+def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a tensor consists of under transforms."""
+    if is_functorch_wrapped_tensor(tensor):
+        yield from _plain_tensors(get_unwrapped(tensor))
+        return
+    parts = forward_ad.unpack_dual(tensor) if forward_ad._current_level >= 0 else None
+    yield tensor
+    if parts is not None and parts.tangent is not None:
+        yield from _plain_tensors(parts.tangent)
