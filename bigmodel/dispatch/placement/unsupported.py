@@ -15,24 +15,29 @@ from ..weights.fused_view import lies_on_disk
 from .tensors import DeviceMapLookup, PlacedTensor
 
 
-def refuse_unsupported(model: nn.Module, placement: DeviceMapLookup) -> None:
+def refuse_unsupported(model: nn.Module, placement: DeviceMapLookup, has_hooks: bool = False) -> None:
     """Raise DispatchError for weights that cannot be moved as the map wants, for TorchScript that must be attached to,
     and for modules in plain lists and dicts, whose weights are not the model's.
 
     Args:
         model: The model, its weights where they were loaded.
         placement: The map.
+        has_hooks: Its inputs are brought even if it is on one device.
     """
     placed = list(placement.tensors(model))
     for each in placed:
         _refuse_composite(each)
-    if any(is_accelerator(each.execution_device) for each in placed):
+    if is_accelerator(placement.main_device) or any(is_accelerator(each.execution_device) for each in placed):
         _refuse_unregistered(model)
-    several = len({each.execution_device for each in placed}) > 1
-    streamed = {each.name for each in placed if _is_streamed(each)}
+    places = {(each.storage_device, each.execution_device) for each in placed}
+    if has_hooks or len(places) > 1 or not places <= {(placement.main_device, placement.main_device)}:
+        _refuse_script(model)
+
+
+def _refuse_script(model: nn.Module) -> None:
+    """Refuse modules of TorchScript in a model of which anything is attached to."""
     for name, module in model.named_modules():
-        inside = (f"{name}.{key}" if name else key for key in module.state_dict())
-        if isinstance(module, torch.jit.ScriptModule) and (several or not streamed.isdisjoint(inside)):
+        if isinstance(module, torch.jit.ScriptModule):
             raise DispatchError(
                 f"{name or 'the model'!r} is a TorchScript module, which keeps its weights and its forward to itself: "
                 "dispatch the module that it was scripted from, or map the whole model to one device"

@@ -68,6 +68,34 @@ def test_weights_that_torchao_quantised_are_not_streamed(device_map: dict[str, o
     assert_untouched(model)
 
 
+ATTACHED: list[tuple[dict[str, object], dict[str, Any]]] = [
+    ({"": "disk"}, {}),
+    ({"": "cpu"}, {"main_device": 0, "offload": "compute"}),
+    ({"0": 0, "1": "cpu"}, {"main_device": 0}),
+    ({"": 0}, {"force_hooks": True}),
+]
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize(("device_map", "asked"), ATTACHED)
+def test_torchscript_modules_are_refused_wherever_the_model_is_attached_to(
+    device_map: dict[str, object], asked: dict[str, Any], weights: bool, tmp_path: Path
+) -> None:
+    model = scripted() if weights else nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), torch.jit.script(nn.ReLU()))
+    with pytest.raises(DispatchError, match=r"'[02]' is a TorchScript module"):
+        dispatch_model(
+            model, {**device_map, "2": 0} if len(device_map) > 1 else device_map, offload_dir=tmp_path, **asked
+        )
+    assert_untouched(model)
+
+
+def test_a_scripted_module_in_an_attribute_is_named_where_the_host_computes_beside_an_accelerator() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].__dict__["gate"] = torch.jit.script(nn.Linear(4, 4))
+    with pytest.raises(DispatchError, match="0 keeps a RecursiveScriptModule in its attribute 'gate'"):
+        dispatch_model(model, {"": "cpu"}, main_device=0, offload="compute")
+
+
 def test_a_model_that_is_torchscript_runs_whole_on_one_device_and_is_refused_elsewhere() -> None:
     whole = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     x = torch.ones(1, 4)
