@@ -187,14 +187,14 @@ def _streamed(folders: dict[str, Path], options: argparse.Namespace) -> tuple[Sa
     """Return samples of a step with all layers streamed from host memory, and the bytes that a step moves."""
     from .steps import Decoder
 
-    models = {name: _offloaded(folder) for name, folder in folders.items()}
+    models = {name: offloaded(folder) for name, folder in folders.items()}
     decoders = {name: Decoder(model, "virtual:0") for name, model in models.items()}
     samples = measure(
         [Variant(name, partial(_seconds, decoder, options.steps)) for name, decoder in decoders.items()],
         options.rounds,
         seed=options.seed,
     )
-    return samples, {name: _moved(models[name], decoder) for name, decoder in decoders.items()}
+    return samples, {name: bytes_moved(models[name], decoder) for name, decoder in decoders.items()}
 
 
 def _mixture(folders: dict[str, Path], options: argparse.Namespace, rate: float) -> Mixture:
@@ -215,7 +215,7 @@ def _mixture(folders: dict[str, Path], options: argparse.Namespace, rate: float)
     slot = {
         name: next(unit.experts[0].nbytes for unit in found.units if unit.experts) for name, found in profiles.items()
     }
-    decoders = {name: Decoder(_offloaded(folder, expert_cache=cache), "virtual:0") for name, folder in folders.items()}
+    decoders = {name: Decoder(offloaded(folder, expert_cache=cache), "virtual:0") for name, folder in folders.items()}
     texts = {name: Text(decoder, options.seed) for name, decoder in decoders.items()}
     variants = [Variant(name, partial(text.mean_step, options.steps)) for name, text in texts.items()]
     virtual.enable(count=1)
@@ -260,7 +260,7 @@ def _seconds(decoder: Any, steps: int) -> float:
     return seconds
 
 
-def _offloaded(folder: Path, **how: Any) -> nn.Module:
+def offloaded(folder: Path, **how: Any) -> nn.Module:
     """Return the model with its layers in host memory and the rest on the accelerator."""
     import json
 
@@ -271,7 +271,7 @@ def _offloaded(folder: Path, **how: Any) -> nn.Module:
     return from_pretrained(folder, {**ends, **{f"model.layers.{n}": "cpu" for n in range(layers)}}, **how)
 
 
-def _moved(model: Any, decoder: Any) -> int:
+def bytes_moved(model: Any, decoder: Any) -> int:
     """Return the bytes that cross the link in a step."""
     decoder.start()
     decoder.step()

@@ -27,7 +27,7 @@ from .serve_client import completion, exchange
 from .serve_model import PromptJob, ragged_jobs, random_llama, word_tokenizer
 
 OURS, PEER = "bigmodel serve", "transformers serve --continuous-batching"
-_MAIN = {OURS: "bigmodel.cli.main", PEER: "transformers.cli.transformers"}
+MAIN_MODULES = {OURS: "bigmodel.cli.main", PEER: "transformers.cli.transformers"}
 
 DEVICES = ("cpu",)
 """Devices that this benchmark supports."""
@@ -114,7 +114,7 @@ def serving(name: str, folder: Path, threads: int | None) -> Iterator[Server]:
         port = free.getsockname()[1]
     ours = ["--max-memory", "cpu=8GiB", "--no-prefix-cache", "--log-level", "warning"]
     theirs = ["--continuous-batching", "--device", "cpu", "--dtype", "float32", "--log-level", "warning"]
-    command = [sys.executable, "-c", f"import sys; from {_MAIN[name]} import main; sys.exit(main())"]
+    command = [sys.executable, "-c", f"import sys; from {MAIN_MODULES[name]} import main; sys.exit(main())"]
     command += ["serve", str(folder), "--port", str(port), *(ours if name == OURS else theirs)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if threads is not None:

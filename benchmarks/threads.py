@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         for name, (model, plain, place) in _offloaded(Path(folder), device, not options.no_peers).items():
             counts: dict[str, int] = {"right": 0, "wrong": 0, "raised": 0}
-            work = _work(model, plain, place, options.callers, forwards, counts, limit)
+            work = repeated_forwards(model, plain, place, options.callers, forwards, counts, limit)
             seconds = elapsed(work, place)
             rows.append([name, counts["right"], counts["wrong"], counts["raised"], seconds])
             if name.startswith("bigmodel"):
@@ -95,7 +95,7 @@ def _offloaded(folder: Path, device: str, peers: bool) -> dict[str, tuple[nn.Mod
     return found
 
 
-def _work(
+def repeated_forwards(
     model: Any,
     plain: Any,
     place: str,

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> Report:
     if not EXAMPLE.is_file():
         raise BenchmarkError(f"{EXAMPLE} is missing: run this benchmark in a checkout of the repository")
     length = 8_000 if options.quick else options.bytes
-    variants = [Variant(name, _Example(count, length)) for name, count in COUNTS.items()]
+    variants = [Variant(name, Example(count, length)) for name, count in COUNTS.items()]
     samples = measure(variants, options.rounds, seed=options.seed)
     each = {name: 1 / samples.median(name) for name in COUNTS}
     ratio = each["2 processes"] / each["1 process"]
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-class _Example:
+class Example:
     """The example on some processes; a call returns the seconds a sample took."""
 
     def __init__(self, processes: int, length: int) -> None:

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> Report:
     """Measure the samples per second of one process and of two."""
     sizes = {"batch": options.batch, "tokens": options.tokens, "steps": options.steps, "tiny": options.quick}
     with ExitStack() as stack:
-        runs = {name: stack.enter_context(_Variant(*setting, sizes)) for name, setting in SETTINGS.items()}
+        runs = {name: stack.enter_context(TrainingRun(*setting, sizes)) for name, setting in SETTINGS.items()}
         for one in runs.values():
             one.wait()
         variants = [Variant(name, one.train) for name, one in runs.items()]
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-class _Variant:
+class TrainingRun:
     """The processes of one variant, which run steps on request."""
 
     def __init__(self, library: str, processes: int, sizes: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ class _Variant:
             for rank in range(processes)
         ]
 
-    def __enter__(self) -> _Variant:
+    def __enter__(self) -> TrainingRun:
         return self
 
     def __exit__(self, *error: object) -> None:

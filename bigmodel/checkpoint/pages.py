@@ -25,7 +25,7 @@ _GAP = 64 * 2**10
 _COPIED = 8 * 2**20
 """Bytes that are copied at once before the pages they came from are released."""
 
-_HUGE = 4 * 2**20
+HUGE_PAGES_AT_LEAST = 4 * 2**20
 """Ranges of at least so many bytes are put on huge pages."""
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -46,7 +46,7 @@ def populate(tensors: Iterable[torch.Tensor]) -> None:
     """
     for begin, end in _merged(tensor for tensor in tensors if tensor.numel()):
         start = begin
-        if end - begin >= _HUGE:
+        if end - begin >= HUGE_PAGES_AT_LEAST:
             _advise(begin, end - begin, _MADV_HUGEPAGE)
         while start < end:
             size = min(_CHUNK, end - start)
@@ -68,7 +68,7 @@ def release(tensor: torch.Tensor) -> None:
 
     They no longer count as memory of this process; the next use reads them again.
     """
-    begin, end = _pages(tensor)
+    begin, end = pages_of(tensor)
     exact = tensor.data_ptr()
     begin += mmap.PAGESIZE if begin != exact else 0
     end -= mmap.PAGESIZE if end != exact + _span(tensor) else 0
@@ -79,8 +79,8 @@ def release(tensor: torch.Tensor) -> None:
 def empty_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised CPU tensor, on huge pages if it is large, which halves the time to fill it."""
     tensor = torch.empty(shape, dtype=dtype)
-    if tensor.nbytes >= _HUGE:
-        begin, end = _pages(tensor)
+    if tensor.nbytes >= HUGE_PAGES_AT_LEAST:
+        begin, end = pages_of(tensor)
         _advise(begin + mmap.PAGESIZE, end - begin - 2 * mmap.PAGESIZE, _MADV_HUGEPAGE)
     return tensor
 
@@ -109,7 +109,7 @@ def is_untouched(tensor: torch.Tensor) -> bool:
     The kernel is asked, so every write is seen, also through ``.data`` or another view. A write to a neighbour on the
     same page counts too. Where the kernel does not tell (not Linux) the answer is False.
     """
-    start, end = _pages(tensor)
+    start, end = pages_of(tensor)
     if start == end:
         return True
     try:
@@ -126,7 +126,7 @@ def _span(tensor: torch.Tensor) -> int:
     return (1 + sum((size - 1) * stride for size, stride in strides)) * tensor.element_size()
 
 
-def _pages(tensor: torch.Tensor) -> tuple[int, int]:
+def pages_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the address of the first page of `tensor`, and that of the first byte after its last page."""
     if tensor.numel() == 0:
         return 0, 0
@@ -142,7 +142,7 @@ def _merged(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
     """
     merged: list[tuple[int, int]] = []
     last = 0
-    for (begin, end), storage in sorted((_pages(tensor), tensor.untyped_storage().data_ptr()) for tensor in tensors):
+    for (begin, end), storage in sorted((pages_of(tensor), tensor.untyped_storage().data_ptr()) for tensor in tensors):
         if merged and storage == last and begin <= merged[-1][1] + _GAP:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:

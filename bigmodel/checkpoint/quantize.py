@@ -101,7 +101,7 @@ def quantize_checkpoint(
     skeleton = meta_model(source)
     found = source.fetch_weights()
     saved = Checkpoint.open(found)
-    work = _Work(skeleton, saved, chosen, source.name)
+    work = _TensorTreatment(skeleton, saved, chosen, source.name)
     shards = _shards(work.weights, None if max_memory is None else parse_size(max_memory))
     with _written_whole(target) as folder:
         _write(folder, shards, sum(saved.entry(name).nbytes for name in saved))
@@ -112,7 +112,7 @@ def quantize_checkpoint(
     return Quantised(target, work.quantised, tuple(work.unfitting), saved.total_bytes(), after)
 
 
-class _Work:
+class _TensorTreatment:
     """The treatment of each tensor of one checkpoint: quantised, copied or dropped."""
 
     def __init__(self, model: nn.Module, saved: Checkpoint, chosen: Encoding, source: str) -> None:

@@ -22,7 +22,7 @@ from ..plan.memory.staging import StagingMemory
 from .pages import release
 
 
-class _Piece:
+class _PinnedPiece:
     """Pinned memory for one copy, from its first use on, and the event of the last copy from it."""
 
     def __init__(self, nbytes: int) -> None:
@@ -51,7 +51,7 @@ class Uploads:
         self._memory = memory
         self._waiting: deque[tuple[torch.Tensor, list[Future[None]]]] = deque()
         self._ahead = 0
-        self._devices: dict[torch.device, _DeviceUploads] = {}
+        self._devices: dict[torch.device, DeviceUploads] = {}
 
     def __enter__(self) -> Uploads:
         return self
@@ -89,7 +89,7 @@ class Uploads:
             Exception: The error of an earlier copy.
         """
         if device not in self._devices:
-            self._devices[device] = _DeviceUploads(device, self._memory)
+            self._devices[device] = DeviceUploads(device, self._memory)
         target, copies = self._devices[device].begin(source, dtype)
         self._waiting.append((source, copies))
         self._ahead += source.nbytes
@@ -105,7 +105,7 @@ class Uploads:
         release(source)
 
 
-class _DeviceUploads:
+class DeviceUploads:
     """Pinned memory, threads and the stream of the copies to one device."""
 
     def __init__(self, device: torch.device, memory: StagingMemory) -> None:
@@ -114,9 +114,9 @@ class _DeviceUploads:
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix=f"upload to {device}")
         self._inference = torch.is_inference_mode_enabled()
         self._piece_bytes, self._count = memory
-        self._pieces: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
+        self._pieces: queue.SimpleQueue[_PinnedPiece] = queue.SimpleQueue()
         for _ in range(self._count):
-            self._pieces.put(_Piece(self._piece_bytes))
+            self._pieces.put(_PinnedPiece(self._piece_bytes))
 
     def begin(self, source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, list[Future[None]]]:
         """Return a new tensor on the device, and the copies of the pieces of `source` to it."""

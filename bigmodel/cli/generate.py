@@ -179,10 +179,10 @@ def peaks() -> str:
     """Return the peak memory of every device that stores or computes part of the model, as text."""
     from bigmodel.devices import accelerators
 
-    return "peak " + ", ".join(f"{device} {_peak(device)}" for device in [*accelerators(), "cpu"])
+    return "peak " + ", ".join(f"{device} {peak_text(device)}" for device in [*accelerators(), "cpu"])
 
 
-def _peak(device: str) -> str:
+def peak_text(device: str) -> str:
     from bigmodel.devices import format_size, max_memory_allocated
     from bigmodel.errors import DeviceError
 

@@ -63,7 +63,7 @@ def generate_file(
         codec = TextCodec(load_tokenizer(model, options.get("revision"), options.get("trust_remote_code", False)))
         work = _measured(asked, written, codec, params, context)
         loaded = _load(model, options, batch_size, work)
-        run = _Run()
+        run = _Counts()
         try:
             with _progress(left, quiet) as advance:
                 _answer(asked, written, loaded, codec, params, work, run, advance)
@@ -78,7 +78,7 @@ def generate_file(
 
 
 @dataclass(frozen=True)
-class _Work:
+class _RemainingWork:
     """Remaining work: tokens of the longest prompt with its answer, of the longest answer, and prompts."""
 
     context: int
@@ -88,7 +88,7 @@ class _Work:
 
 
 @dataclass
-class _Run:
+class _Counts:
     """Counts of one run."""
 
     answered: int = 0
@@ -106,7 +106,7 @@ class _Run:
 
 def _measured(
     asked: PromptFile, written: AnswerFile, codec: TextCodec, params: SamplingParams, context: int | None
-) -> _Work:
+) -> _RemainingWork:
     """Return the shape of the prompts without an answer. Those beyond `context` will have an error."""
     from bigmodel.errors import ServeError
     from bigmodel.server.engine.kv.buffers import GROWTH
@@ -122,10 +122,10 @@ def _measured(
             raise ServeError(f"{asked.path}: prompt {name!r}: {error}") from error
         longest, new_tokens, count = max(longest, tokens), max(new_tokens, wanted), count + 1
     longest = longest if context is None else min(longest, context)
-    return _Work(-(-longest // GROWTH) * GROWTH, min(new_tokens, longest - 1), count)
+    return _RemainingWork(-(-longest // GROWTH) * GROWTH, min(new_tokens, longest - 1), count)
 
 
-def _load(model: str, options: LoadOptions, batch_size: int | None, work: _Work) -> Loaded:
+def _load(model: str, options: LoadOptions, batch_size: int | None, work: _RemainingWork) -> Loaded:
     from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
     from bigmodel.server.loading import load
 
@@ -140,7 +140,7 @@ def _load(model: str, options: LoadOptions, batch_size: int | None, work: _Work)
     return load(model, device_map=found, **kept)
 
 
-def _planned(model: str, options: LoadOptions, batch_size: int | None, work: _Work) -> Plan:
+def _planned(model: str, options: LoadOptions, batch_size: int | None, work: _RemainingWork) -> Plan:
     """Return the plan of a batch size, or of the one that generates the most tokens per second."""
     from bigmodel.plan import make_plan
     from bigmodel.plan.result.budgets import device_type_of, read_budgets
@@ -179,8 +179,8 @@ def _answer(
     loaded: Loaded,
     codec: TextCodec,
     params: SamplingParams,
-    work: _Work,
-    run: _Run,
+    work: _RemainingWork,
+    run: _Counts,
     advance: Callable[[], None],
 ) -> None:
     from bigmodel.errors import ServeError

@@ -16,7 +16,7 @@ from ..errors import TrainError
 from ..profile import find_no_split_classes
 from ..train.nested import find_batch_size
 from ..train.state.partial import PartialState
-from .stages import Part, StagedForward
+from .stages import StagedForward, StagePart
 
 
 def prepare_pippy(
@@ -110,18 +110,18 @@ def balanced_split_points(model: nn.Module, stages: int, no_split_classes: Colle
     return [parts[index][0] for index in chosen]
 
 
-def _staged(model: nn.Module, split_points: Sequence[str], whole: Collection[str]) -> list[Part]:
+def _staged(model: nn.Module, split_points: Sequence[str], whole: Collection[str]) -> list[StagePart]:
     """Return the model's parts, each with its stage.
 
     Raises:
         TrainError: A stage would begin nowhere.
     """
-    found: dict[nn.Module, Part] = {}  # a module may have several names
+    found: dict[nn.Module, StagePart] = {}  # a module may have several names
     begun = 0
     for name, module in _parts(model, "", whole, split_points):
         if begun < len(split_points) and f"{name}.".startswith(f"{split_points[begun]}."):
             begun += 1
-        found.setdefault(module, Part(name, module, begun))
+        found.setdefault(module, StagePart(name, module, begun))
     if begun < len(split_points):
         raise TrainError(
             f"split_points: {split_points[begun]!r} is no module that holds weights and comes after "

@@ -25,7 +25,7 @@ from ..train.state.partial import PartialState
 from .awaited import Awaited, weights_awaited, with_values
 
 
-class Part(NamedTuple):
+class StagePart(NamedTuple):
     """A module that one stage runs.
 
     Attributes:
@@ -58,7 +58,7 @@ class StagedForward:
     def __init__(
         self,
         model: nn.Module,
-        parts: Sequence[Part],
+        parts: Sequence[StagePart],
         rows: int | None,
         chunks: int,
         gather_output: bool,
@@ -116,7 +116,7 @@ class StagedForward:
             raise self._error("returns tensors")
         return output
 
-    def _call(self, part: Part, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, part: StagePart, forward: Any, *args: Any, **kwargs: Any) -> Any:
         """Called in the place of a part's forward."""
         if part.stage < self._rank:
             if not self._received:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-class _Memory(ctypes.Structure):
+class _NvmlMemory(ctypes.Structure):
     """``nvmlMemory_t``."""
 
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
@@ -39,7 +39,7 @@ def has_context(index: int) -> bool:
 
 def free_without_context(index: int) -> int | None:
     """Return the free bytes of CUDA device `index`, as PyTorch counts devices; None if the library does not say."""
-    memory = _Memory()
+    memory = _NvmlMemory()
     found = _handle(index)
     if found is None or found[0].nvmlDeviceGetMemoryInfo(found[1], ctypes.byref(memory)):
         return None
@@ -63,7 +63,7 @@ def used_by_this_process(index: int) -> int | None:
 
 def _handle(index: int) -> tuple[Any, ctypes.c_void_p] | None:
     """Return the library and its handle of a device; None if it has none."""
-    library = _library()
+    library = nvml_library()
     if library is None:
         return None
     handle = ctypes.c_void_p()
@@ -75,7 +75,7 @@ def _handle(index: int) -> tuple[Any, ctypes.c_void_p] | None:
 
 
 @cache
-def _library() -> Any:
+def nvml_library() -> Any:
     """Return the library, initialised; None if there is none."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")

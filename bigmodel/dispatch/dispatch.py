@@ -175,7 +175,7 @@ def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
         _attach(model, moved, found.options)
 
 
-def _place_anew(model: nn.Module, plan: Plan) -> None:
+def _follow_plan(model: nn.Module, plan: Plan) -> None:
     """Dispatch a model by the plan that follows its guarded one. On failure it stays dispatched as it was."""
     found = dispatched(model)
     assert found is not None
@@ -203,15 +203,15 @@ def _attach(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
     resolved = with_unmapped_tensors(model, resolved)
     result = Builder(model, resolved, options).build()
     result.attach(model)
-    model.__dict__["__deepcopy__"] = CopyDispatched(model, _attach_anew)
+    model.__dict__["__deepcopy__"] = CopyDispatched(model, _dispatch_copy)
     if result.attachments:
         result.guard(model)
     if resolved.plan.guarded:
-        ActivationGuard(model, result, _place_anew).attach()
+        ActivationGuard(model, result, _follow_plan).attach()
     result.observe(model)
 
 
-def _attach_anew(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
+def _dispatch_copy(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
     """Dispatch the copy of a dispatched model, whose weights on disk may have been copied to memory."""
     with lasting_tensors():
         if options.offload_folder is not None:

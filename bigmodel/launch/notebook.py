@@ -133,14 +133,14 @@ def _run(config: Any, function: Callable[..., Any], args: Sequence[Any]) -> None
 
     with launcher_log(show=False):
         try:
-            elastic_launch(config, _EntryPoint(function, forked=config.start_method == "fork"))(*args)
+            elastic_launch(config, _ProcessMain(function, forked=config.start_method == "fork"))(*args)
         except ChildFailedError as failed:
             from .failure import ProcessFailedError
 
             raise ProcessFailedError(failed) from None
 
 
-class _EntryPoint:
+class _ProcessMain:
     """The picklable entry point of a new process, which runs `function`."""
 
     def __init__(self, function: Callable[..., Any], forked: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bigmodel.benchmarks.packed import SHARES, WHOLE, _moved, _offloaded, limits, quantised
+from bigmodel.benchmarks.packed import SHARES, WHOLE, bytes_moved, limits, offloaded, quantised
 from bigmodel.benchmarks.steps import Decoder
 from bigmodel.checkpoint import Checkpoint
 from bigmodel.devices import virtual
@@ -18,8 +18,8 @@ def test_a_step_moves_the_stored_bytes_of_the_layers(workdir: Path) -> None:
     folders = quantised("tiny-half", list(SHARES), workdir)
     moved = {}
     for name, folder in folders.items():
-        model = _offloaded(folder)
-        moved[name] = _moved(model, Decoder(model, "virtual:0"))
+        model = offloaded(folder)
+        moved[name] = bytes_moved(model, Decoder(model, "virtual:0"))
         saved = Checkpoint.open(folder)
         stored = sum(saved.entry(key).nbytes for key in saved if key.startswith("model.layers."))
         assert stored <= moved[name] <= 1.02 * stored + 64 * len(saved)  # parts are aligned

@@ -39,7 +39,7 @@ def test_a_served_process_is_measured_beside_a_peer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(serve_peer._MAIN, serve_peer.OURS, "no_such_module")
+    monkeypatch.setitem(serve_peer.MAIN_MODULES, serve_peer.OURS, "no_such_module")
     with (
         pytest.raises(RuntimeError, match=r"bigmodel serve did not start: .*no_such_module"),
         serve_peer.serving(serve_peer.OURS, tmp_path, None),

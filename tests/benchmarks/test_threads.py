@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigmodel.benchmarks.threads import WIDTH, _work
+from bigmodel.benchmarks.threads import WIDTH, repeated_forwards
 
 from .answering import answer, rows
 
@@ -32,12 +32,12 @@ def test_wrong_outputs_and_errors_are_counted() -> None:
             return x + (self.calls % 3 == 2)
 
     counts = {"right": 0, "wrong": 0, "raised": 0}
-    _work(Unreliable(), nn.Identity(), "cpu", callers=1, forwards=9, counts=counts)()
+    repeated_forwards(Unreliable(), nn.Identity(), "cpu", callers=1, forwards=9, counts=counts)()
     assert counts == {"right": 3, "wrong": 3, "raised": 3}
     assert WIDTH > 0
 
 
 def test_a_model_is_run_for_the_given_seconds_only() -> None:
     counts = {"right": 0, "wrong": 0, "raised": 0}
-    _work(nn.Identity(), nn.Identity(), "cpu", callers=2, forwards=10**9, counts=counts, limit=0.01)()
+    repeated_forwards(nn.Identity(), nn.Identity(), "cpu", callers=2, forwards=10**9, counts=counts, limit=0.01)()
     assert counts["wrong"] == counts["raised"] == 0

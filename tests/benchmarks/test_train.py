@@ -13,7 +13,7 @@ import pytest
 
 from bigmodel.benchmarks import train_example
 from bigmodel.benchmarks.harness import BenchmarkError
-from bigmodel.benchmarks.train_scaling import SETTINGS, _Variant
+from bigmodel.benchmarks.train_scaling import SETTINGS, TrainingRun
 from bigmodel.train import AcceleratorState, GradientState
 
 from .answering import answer, limit, rows
@@ -57,7 +57,7 @@ def test_a_saved_state_is_on_the_disk_beside_a_raw_write(workdir: Path, capsys: 
 def test_the_example_is_compared_by_the_samples_it_says_it_trained_on(
     workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_example, "_Example", lambda processes, length: lambda: 0.01 / processes)
+    monkeypatch.setattr(train_example, "Example", lambda processes, length: lambda: 0.01 / processes)
     found = answer(["train_example"], workdir, capsys)
     assert [row["samples/s"] for row in rows(found)] == ["100.0", "200.0"]
     assert limit(found, "samples/s of 2 processes over 1")["measured"] == pytest.approx(2)
@@ -67,7 +67,7 @@ def test_an_example_that_fails_says_how(monkeypatch: pytest.MonkeyPatch) -> None
     script = "import sys; sys.exit('no text')"
     monkeypatch.setattr(subprocess, "run", partial(_instead, [sys.executable, "-c", script]))
     with pytest.raises(BenchmarkError, match="on 2 processes failed:\nno text"):
-        train_example._Example(2, 100)()
+        train_example.Example(2, 100)()
 
 
 def _instead(command: list[str], _: list[str], **options: Any) -> Any:
@@ -77,11 +77,11 @@ def _instead(command: list[str], _: list[str], **options: Any) -> Any:
 @pytest.mark.slow
 def test_processes_wait_for_their_turn_and_end() -> None:
     sizes = {"batch": 2, "tokens": 4, "steps": 1, "tiny": True}
-    with _Variant(*SETTINGS["1 process"], sizes) as run:
+    with TrainingRun(*SETTINGS["1 process"], sizes) as run:
         assert run.wait() > 0
         assert run.train() > 0
         processes = run._processes
     assert [process.returncode for process in processes] == [0]
     failed = pytest.raises(BenchmarkError, match="training with no_such_library in 1 processes failed")
-    with failed, _Variant("no_such_library", 1, sizes) as run:
+    with failed, TrainingRun("no_such_library", 1, sizes) as run:
         run.wait()

@@ -26,7 +26,7 @@ def mapped(tmp_path: Path) -> MappedFile:
 
 def resident_pages(tensor: torch.Tensor) -> int:
     """Pages behind `tensor` that are in this process's page table, by the kernel's own account."""
-    start, end = pages._pages(tensor)
+    start, end = pages.pages_of(tensor)
     with open("/proc/self/pagemap", "rb") as pagemap:
         pagemap.seek(start // PAGE * 8)
         raw = pagemap.read((end - start) // PAGE * 8)
@@ -133,12 +133,12 @@ def test_memory_between_two_files_need_not_be_mapped(tmp_path: Path) -> None:
 )
 def test_large_ranges_are_read_onto_huge_pages_and_small_ones_are_not(tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
-    path.write_bytes(bytes(2 * pages._HUGE))
+    path.write_bytes(bytes(2 * pages.HUGE_PAGES_AT_LEAST))
     mapped = MappedFile(path)
-    rows = mapped.tensor(torch.uint8, (PAGE,), pages._HUGE + 2 * PAGE)
+    rows = mapped.tensor(torch.uint8, (PAGE,), pages.HUGE_PAGES_AT_LEAST + 2 * PAGE)
     populate([rows])
     assert "hg" not in kernel_flags(rows)
-    whole = mapped.tensor(torch.uint8, (pages._HUGE,), 0)
+    whole = mapped.tensor(torch.uint8, (pages.HUGE_PAGES_AT_LEAST,), 0)
     populate([whole])
     assert "hg" in kernel_flags(whole)
     assert "hg" not in kernel_flags(rows)

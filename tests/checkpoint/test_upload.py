@@ -60,7 +60,7 @@ def test_reading_goes_on_only_while_few_bytes_wait_for_their_copy(monkeypatch: p
         begun.set()
         go_on.wait()
 
-    monkeypatch.setattr(upload._DeviceUploads, "_copy", held)
+    monkeypatch.setattr(upload.DeviceUploads, "_copy", held)
     with Uploads(100, MEMORY) as uploads:
         uploads.copy(torch.ones(25), torch.float32, torch.device(at(0)))
         begun.wait()
@@ -75,7 +75,7 @@ def test_the_error_of_a_copy_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*arguments: object) -> None:
         raise OSError("cannot be read")
 
-    monkeypatch.setattr(upload._DeviceUploads, "_copy", failing)
+    monkeypatch.setattr(upload.DeviceUploads, "_copy", failing)
     with pytest.raises(OSError, match="cannot be read"), Uploads(2**20, MEMORY) as uploads:
         uploads.copy(torch.ones(3), torch.float32, torch.device(at(0)))
 

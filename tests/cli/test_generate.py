@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 import bigmodel.server.loading
-from bigmodel.cli.generate import _peak, generate
+from bigmodel.cli.generate import generate, peak_text
 from bigmodel.errors import ServeError
 from bigmodel.server import Loaded
 from bigmodel.server.engine.kv.buffers import GROWTH
@@ -134,4 +134,4 @@ def test_a_peak_that_the_host_does_not_record_is_said_to_be_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bigmodel.devices.memory._STATUS", tmp_path / "no status")
-    assert _peak("cpu") == "unknown"
+    assert peak_text("cpu") == "unknown"

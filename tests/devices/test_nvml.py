@@ -38,7 +38,7 @@ class Library:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     made = Library()
-    monkeypatch.setattr(nvml, "_library", lambda: made)
+    monkeypatch.setattr(nvml, "nvml_library", lambda: made)
     monkeypatch.setattr(torch.cuda, "_get_nvml_device_index", lambda index: index)
     return made
 
@@ -72,9 +72,9 @@ def test_a_machine_without_the_library_says_nothing(monkeypatch: pytest.MonkeyPa
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    nvml._library.cache_clear()
+    nvml.nvml_library.cache_clear()
     assert nvml.free_without_context(0) is None
-    nvml._library.cache_clear()
+    nvml.nvml_library.cache_clear()
 
 
 def test_a_process_that_has_not_used_cuda_has_no_context(monkeypatch: pytest.MonkeyPatch) -> None:

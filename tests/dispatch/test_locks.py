@@ -195,12 +195,12 @@ def test_expected_blocks_are_used_under_their_lock(monkeypatch: pytest.MonkeyPat
 
 
 def test_staging_memory_is_allocated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = guard(monkeypatch, staging._Memory, "_whole")
+    noted = guard(monkeypatch, staging.StagedBytes, "_whole")
     slots = StagingSlots(StagingMemory(4096, 6), pin=False)
     memory = slots.free[0]._memory
     memory._lock = OwnedLock()  # type: ignore[assignment]
     assert memory.part(1).data_ptr() == memory.part(0).data_ptr() + 4096
-    assert noted == ["_Memory._whole"] * 2, "only the reads of what is there by then"
+    assert noted == ["StagedBytes._whole"] * 2, "only the reads of what is there by then"
 
 
 @pytest.mark.usefixtures("accelerators")

@@ -53,7 +53,7 @@ class Counter:
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class MemoryBlock:
     """A range of one segment.
 
     Attributes:
@@ -68,8 +68,8 @@ class Block:
     nbytes: int
     pool: tuple[int, bool]
     requested: int = 0
-    before: Block | None = None
-    after: Block | None = None
+    before: MemoryBlock | None = None
+    after: MemoryBlock | None = None
     in_use: bool = False
 
     @property
@@ -88,16 +88,16 @@ class ExactAllocator:
     def __post_init__(self) -> None:
         self.requested = self.allocated = self.reserved = Counter()
 
-    def allocate(self, nbytes: int, stream: int = 0, beyond: bool = False) -> Block:
+    def allocate(self, nbytes: int, stream: int = 0, beyond: bool = False) -> MemoryBlock:
         if not beyond and self.capacity is not None and self.allocated.now + nbytes > self.capacity:
             raise NoRoom
         self.allocated.add(nbytes, beyond)
-        return Block(0, nbytes, (stream, False), nbytes)
+        return MemoryBlock(0, nbytes, (stream, False), nbytes)
 
-    def free(self, block: Block, used_until: Sequence[Callable[[], bool]] = ()) -> None:
+    def free(self, block: MemoryBlock, used_until: Sequence[Callable[[], bool]] = ()) -> None:
         self.allocated.add(-block.nbytes)
 
-    def recount(self, in_use: Sequence[Block]) -> None:
+    def recount(self, in_use: Sequence[MemoryBlock]) -> None:
         self.allocated.now = sum(block.nbytes for block in in_use)
 
     def empty_cache(self) -> None:
@@ -131,11 +131,11 @@ class CachingAllocator:
         self.limit: int | None = None
         """Most bytes to be reserved, context not counted; None: as the capacity allows."""
         self._segments: dict[int, tuple[int, tuple[int, bool]]] = {}
-        self._free: dict[tuple[int, bool], list[tuple[int, int, Block]]] = {}
-        self._waiting: list[tuple[Block, list[Callable[[], bool]]]] = []
+        self._free: dict[tuple[int, bool], list[tuple[int, int, MemoryBlock]]] = {}
+        self._waiting: list[tuple[MemoryBlock, list[Callable[[], bool]]]] = []
         self._end = 0
 
-    def allocate(self, nbytes: int, stream: int = 0, beyond: bool = False) -> Block:
+    def allocate(self, nbytes: int, stream: int = 0, beyond: bool = False) -> MemoryBlock:
         """Return a block of at least `nbytes` for work of `stream`; `beyond`: whether there is room or not.
 
         Raises:
@@ -151,7 +151,7 @@ class CachingAllocator:
         self.allocated.add(block.nbytes, beyond)
         return block
 
-    def free(self, block: Block, used_until: Sequence[Callable[[], bool]] = ()) -> None:
+    def free(self, block: MemoryBlock, used_until: Sequence[Callable[[], bool]] = ()) -> None:
         """Take a block back.
 
         Args:
@@ -177,7 +177,7 @@ class CachingAllocator:
                     del self._segments[address]
             pool[:] = kept
 
-    def recount(self, in_use: Sequence[Block]) -> None:
+    def recount(self, in_use: Sequence[MemoryBlock]) -> None:
         """Rebuild all books, after a call that was interrupted.
 
         Args:
@@ -200,11 +200,11 @@ class CachingAllocator:
         self.allocated.now = sum(block.nbytes for block in in_use)
         self.reserved.now = sum(nbytes for nbytes, _ in self._segments.values())
 
-    def _chained(self, last: Block | None, begin: int, end: int, pool: tuple[int, bool]) -> Block | None:
+    def _chained(self, last: MemoryBlock | None, begin: int, end: int, pool: tuple[int, bool]) -> MemoryBlock | None:
         """Return the last block before `end`: a new, free one after `last` if anything is left, else `last`."""
         if begin == end:
             return last
-        rest = Block(begin, end - begin, pool, before=last)
+        rest = MemoryBlock(begin, end - begin, pool, before=last)
         if last is not None:
             last.after = rest
         self._insert(rest)
@@ -215,18 +215,18 @@ class CachingAllocator:
         for counter in (self.requested, self.allocated, self.reserved):
             counter.reset_peak()
 
-    def _best_fit(self, pool: tuple[int, bool], size: int) -> Block | None:
+    def _best_fit(self, pool: tuple[int, bool], size: int) -> MemoryBlock | None:
         free = self._free.setdefault(pool, [])
         index = bisect.bisect_left(free, (size, -1), key=lambda entry: entry[:2])
         return free.pop(index)[2] if index < len(free) else None
 
-    def _new_segment(self, pool: tuple[int, bool], size: int, beyond: bool) -> Block:
+    def _new_segment(self, pool: tuple[int, bool], size: int, beyond: bool) -> MemoryBlock:
         nbytes = segment_bytes(size)
         if not self._has_room(nbytes):
             self.empty_cache()
             if not beyond and not self._has_room(nbytes):
                 raise NoRoom
-        block = Block(self._end, nbytes, pool)
+        block = MemoryBlock(self._end, nbytes, pool)
         self._end += nbytes
         self._segments[block.address] = nbytes, pool
         self.reserved.add(nbytes, beyond)
@@ -238,17 +238,17 @@ class CachingAllocator:
             return False
         return self.capacity is None or self.context + after <= self.capacity
 
-    def _split(self, block: Block, size: int) -> None:
+    def _split(self, block: MemoryBlock, size: int) -> None:
         left = block.nbytes - size
         if left < ROUNDING if block.pool[1] else left <= SMALL:
             return
-        rest = Block(block.address + size, left, block.pool, before=block, after=block.after)
+        rest = MemoryBlock(block.address + size, left, block.pool, before=block, after=block.after)
         if block.after is not None:
             block.after.before = rest
         block.after, block.nbytes = rest, size
         self._insert(rest)
 
-    def _release(self, block: Block) -> None:
+    def _release(self, block: MemoryBlock) -> None:
         """Make a block free, merged with its free neighbours."""
         block.in_use = False
         for neighbour in (block.before, block.after):
@@ -266,7 +266,7 @@ class CachingAllocator:
             block.nbytes += neighbour.nbytes
         self._insert(block)
 
-    def _insert(self, block: Block) -> None:
+    def _insert(self, block: MemoryBlock) -> None:
         entry = block.nbytes, block.address, block
         bisect.insort(self._free.setdefault(block.pool, []), entry, key=lambda entry: entry[:2])
 

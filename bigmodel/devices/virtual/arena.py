@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ..sizes import format_size
-from .allocator import Block, CachingAllocator, ExactAllocator, NoRoom
+from .allocator import CachingAllocator, ExactAllocator, MemoryBlock, NoRoom
 from .postponing import postponed
 from .races import History, detector
 from .streams import current_stream, is_compute_late
@@ -63,7 +63,7 @@ class _Entry(weakref.ref[Allocation]):
     __slots__ = ("address", "block", "history", "storage", "then")
 
     address: int
-    block: Block
+    block: MemoryBlock
     history: History | None
     storage: torch.UntypedStorage | None
     then: weakref.ref[Allocation]
@@ -98,7 +98,7 @@ class Arena:
         )
         self._lock = detector.lock  # freeing memory, at any time, locks both
         self._by_address: dict[int, _Entry] = {}
-        self._workspaces: dict[int, Block] = {}
+        self._workspaces: dict[int, MemoryBlock] = {}
         self._ended: deque[weakref.ref[Allocation]] = deque()
         self._is_at_work = False
         self._is_torn = False
@@ -206,7 +206,7 @@ class Arena:
             finally:
                 self._is_at_work = False
 
-    def _allocate(self, nbytes: int, stream: int) -> Block:
+    def _allocate(self, nbytes: int, stream: int) -> MemoryBlock:
         memory = self._memory
         try:
             return memory.allocate(nbytes, stream)

@@ -34,11 +34,11 @@ class DecodeAsResident(NotCopied):
 
     def __call__(self) -> AbstractContextManager[None]:
         model: Any = self._model()
-        found: AbstractContextManager[None] = getattr(type(model), METHOD)(_OnDevice(model, self._device))
+        found: AbstractContextManager[None] = getattr(type(model), METHOD)(_ModelOnDevice(model, self._device))
         return found
 
 
-class _OnDevice:
+class _ModelOnDevice:
     """A model as `METHOD` sees it: all of its attributes, but for its device."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:

@@ -34,7 +34,7 @@ class StagingSlot:
         drained: The event of the copy that must finish before the slot is filled again.
     """
 
-    def __init__(self, memory: _Memory, number: int) -> None:
+    def __init__(self, memory: StagedBytes, number: int) -> None:
         self.drained: Event | None = None
         self._memory = memory
         self._number = number
@@ -92,11 +92,11 @@ class StagingSlots:
     """
 
     def __init__(self, planned: StagingMemory, pin: bool) -> None:
-        memory = _Memory(planned, pin)
+        memory = StagedBytes(planned, pin)
         self.free = deque(StagingSlot(memory, number) for number in range(planned.chunks))
 
 
-class _Memory:
+class StagedBytes:
     """Memory of all slots, allocated on first use and aligned for reads that bypass the page cache.
 
     Pinned memory is allocated for each slot: it is rounded up to a power of two, which a planned chunk is.

@@ -51,7 +51,7 @@ def _is_staged(tensor: torch.Tensor, like: torch.Tensor) -> bool:
 def _copy_all(device: torch.device, pairs: list[tuple[torch.Tensor, torch.Tensor]], nbytes: int) -> None:
     """Copy each flat tensor on `device` to the flat one of the host beside it, through `nbytes` of pinned memory."""
     half = nbytes // 2 // ALIGNMENT * ALIGNMENT
-    pieces = [_Piece(part, device) for part in empty_host(nbytes, pin=True).split(half)[:2]]
+    pieces = [_BatchOfCopies(part, device) for part in empty_host(nbytes, pin=True).split(half)[:2]]
     number = 0
     for source, target in pairs:
         begin = 0
@@ -68,7 +68,7 @@ def _copy_all(device: torch.device, pairs: list[tuple[torch.Tensor, torch.Tensor
         pieces[number].empty()
 
 
-class _Piece:
+class _BatchOfCopies:
     """Pinned memory for copies that the host waits for together."""
 
     def __init__(self, memory: torch.Tensor, device: torch.device) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from ...devices.virtual.allocator import Block, CachingAllocator, NoRoom, rounded
+from ...devices.virtual.allocator import CachingAllocator, MemoryBlock, NoRoom, rounded
 from ...profile import Profile
 from ...profile.trace.ledger import Rounding, replay
 from ...profile.trace.trace import InitialStorage
@@ -60,15 +60,15 @@ class ReservedMemory:
     def __init__(self, limit: int | None = None) -> None:
         self.peak = 0
         self._allocator = _Allocator(limit)
-        self._by_storage: dict[int, Block] = {}
-        self._by_size: dict[int, list[Block]] = {}
+        self._by_storage: dict[int, MemoryBlock] = {}
+        self._by_size: dict[int, list[MemoryBlock]] = {}
 
     @property
     def limited(self) -> bool:
         """Whether the limit made the allocator give cached memory back."""
         return self._allocator.gave_back
 
-    def take(self, nbytes: int) -> Block:
+    def take(self, nbytes: int) -> MemoryBlock:
         """Take `nbytes` that `change` does not give back."""
         try:
             block = self._allocator.allocate(nbytes)
@@ -111,7 +111,7 @@ class ReservedMemory:
         for block in left[len(initial) :]:
             self._allocator.free(block)
 
-    def _pop(self, nbytes: int, storage: int | None) -> Block | None:
+    def _pop(self, nbytes: int, storage: int | None) -> MemoryBlock | None:
         if storage is not None and storage in self._by_storage:
             return self._by_storage.pop(storage)
         blocks = self._by_size.get(nbytes)

@@ -32,20 +32,20 @@ def generate_seq2seq(session: Session, config: Any, source: dict[str, torch.Tens
     length = max(session.workload.prompt_length, 1)
     pads = "input_ids" in source and session.workload.padded and session.accepts(MASK)
     if pads:
-        session.phase(FURTHER, length, _Loop(session, config, source, is_padded=True).begin)
-    loop = _Loop(session, config, source)
+        session.phase(FURTHER, length, _Seq2SeqLoop(session, config, source, is_padded=True).begin)
+    loop = _Seq2SeqLoop(session, config, source)
     session.phase("prefill", length, loop.begin)
     if new_tokens > 1:
         loop.skip(new_tokens - 2)
         session.phase("decode", 1, lambda: loop.step(1))
         if pads:
-            loop = _Loop(session, config, source, is_padded=True)
+            loop = _Seq2SeqLoop(session, config, source, is_padded=True)
             loop.begin()
             loop.skip(new_tokens - 2)
             session.phase(ALTERNATIVE, 1, lambda: loop.step(1))
 
 
-class _Loop:
+class _Seq2SeqLoop:
     """The loop of `generate`, with the tensors that it keeps between forwards."""
 
     def __init__(self, session: Session, config: Any, source: dict[str, torch.Tensor], is_padded: bool = False) -> None:

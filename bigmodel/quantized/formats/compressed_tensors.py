@@ -210,7 +210,7 @@ def _as_bfloat16(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Group:
+class ConfigGroup:
     """Modules that are stored in one format: those that one of `targets` names."""
 
     targets: tuple[str, ...]
@@ -221,7 +221,7 @@ class Group:
 class CompressedTensorsScheme(Scheme):
     """``quant_method: compressed-tensors``."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[ConfigGroup, ...]
     method = "compressed-tensors"
     leaves = frozenset(
         {
@@ -271,7 +271,7 @@ def read(config: Mapping[str, Any]) -> Scheme:
     return CompressedTensorsScheme(tuple(_group(name, group, config) for name, group in groups.items()))
 
 
-def _group(name: str, group: Any, config: Mapping[str, Any]) -> Group:
+def _group(name: str, group: Any, config: Mapping[str, Any]) -> ConfigGroup:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise refuse_config(f"the group {name!r} says nothing about weights")
@@ -284,7 +284,7 @@ def _group(name: str, group: Any, config: Mapping[str, Any]) -> Group:
                 re.compile(target[3:])
             except re.error as error:
                 raise refuse_config(f"the target {target!r:.60} is no regular expression ({error})") from error
-    return Group(tuple(targets), _format(name, weights, group.get("format") or config.get("format")))
+    return ConfigGroup(tuple(targets), _format(name, weights, group.get("format") or config.get("format")))
 
 
 def _format(name: str, weights: Mapping[str, Any], kind: object) -> WeightFormat:

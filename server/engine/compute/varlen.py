@@ -117,16 +117,16 @@ def batched_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
     if not (same and (narrow or query.device.type != "cuda")):
         return None
     sizes = query.shape[1], key.shape[1], query.shape[2]
-    checked = (kernel for kernel in kernels if _is_checked(kernel, attend, query.device, query.dtype, *sizes))
+    checked = (kernel for kernel in kernels if is_checked(kernel, attend, query.device, query.dtype, *sizes))
     return next(checked, None)
 
 
-_SHAPES = ((PROMPT_BLOCK, PROMPT_BLOCK), (37, 165), (1, 1), (1, 2049), (1, PROMPT_BLOCK + 1))
+CHECKED_SHAPES = ((PROMPT_BLOCK, PROMPT_BLOCK), (37, 165), (1, 1), (1, 2049), (1, PROMPT_BLOCK + 1))
 """Rows and positions of the sequences with which a kernel is checked."""
 
 
 @cache
-def _is_checked(
+def is_checked(
     kernel: Kernel, attend: Attend, device: torch.device, dtype: torch.dtype, heads: int, groups: int, dim: int
 ) -> bool:
     """Whether sequences get the same bits alone and together, and what the loop computes up to rounding."""
@@ -147,13 +147,13 @@ def _normal(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tens
 
 
 def _is_right(kernel: Kernel, attend: Attend, normal: Attend, heads: int, groups: int, dim: int) -> bool:
-    rows, positions = zip(*_SHAPES, strict=True)
+    rows, positions = zip(*CHECKED_SHAPES, strict=True)
     query, key = normal(sum(rows), heads, dim), normal(sum(positions), groups, dim)
     value = key.flip(0).contiguous()
     together = _computed(kernel, query, key, value, rows, positions)
     tolerance = 1e-4 if query.dtype == torch.float32 else 0.05
     row = position = 0
-    for count, length in _SHAPES:
+    for count, length in CHECKED_SHAPES:
         own = query[row : row + count], key[position : position + length], value[position : position + length]
         part = together[row : row + count]
         if not torch.equal(_computed(kernel, *own, [count], [length]), part):
@@ -225,12 +225,13 @@ class PagedStep:
         again is a call of its own, and attends to all before it.
         """
         calls = [
-            PagedCalls.of(attended[part], rows[part], device) for part in _parts([len(each) for each in attended], most)
+            PagedCalls.of(attended[part], rows[part], device)
+            for part in parts_of_lengths([len(each) for each in attended], most)
         ]
         return cls(on_device(torch.cat(list(written)), device), tuple(calls))
 
 
-def _parts(lengths: Seq[int], most: int) -> list[slice]:
+def parts_of_lengths(lengths: Seq[int], most: int) -> list[slice]:
     """Consecutive parts of ``lengths``, each as long as its sum allows, and not empty."""
     parts, begin, total = [], 0, 0
     for position, length in enumerate(lengths):

@@ -67,7 +67,7 @@ class GrammarCompiler:
         self._vocabulary_size = vocabulary_size
         self._stops = tuple(stops)
         self._worker = GrammarWorker(self._info.serialize_json(), bool(stops))
-        self._kept = Kept[tuple[Grammar, int] | str](_ONCE_BYTES, _AGAIN_BYTES, _size)
+        self._kept = Kept[tuple[Grammar, int] | str](_ONCE_BYTES, _AGAIN_BYTES, grammar_size)
 
     @property
     def kept_bytes(self) -> int:
@@ -122,7 +122,7 @@ def _usable(found: tuple[Grammar, int] | str) -> Grammar:
     return found[0]
 
 
-def _size(kept: tuple[Grammar, int] | str) -> int:
+def grammar_size(kept: tuple[Grammar, int] | str) -> int:
     return len(kept) if isinstance(kept, str) else kept[1]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigmodel.devices.virtual.allocator import Block, CachingAllocator, NoRoom, rounded, segment_bytes
+from bigmodel.devices.virtual.allocator import CachingAllocator, MemoryBlock, NoRoom, rounded, segment_bytes
 
 KiB, MiB = 2**10, 2**20
 
@@ -136,7 +136,7 @@ sizes = st.one_of(st.integers(1, 4096), st.integers(1, 2 * MiB), st.integers(1, 
 @given(data=st.data())
 def test_blocks_in_use_never_overlap_and_counters_add_up(data: st.DataObject) -> None:
     allocator = CachingAllocator()
-    held: list[tuple[Block, int]] = []
+    held: list[tuple[MemoryBlock, int]] = []
     for _ in range(data.draw(st.integers(1, 40))):
         if held and data.draw(st.booleans()):
             block, _ = held.pop(data.draw(st.integers(0, len(held) - 1)))
@@ -159,7 +159,7 @@ def books(allocator: CachingAllocator) -> Any:
     return counters, {pool: [entry[:2] for entry in free] for pool, free in allocator._free.items() if free}
 
 
-def check(allocator: Any, held: list[tuple[Block, int]]) -> None:
+def check(allocator: Any, held: list[tuple[MemoryBlock, int]]) -> None:
     ranges = sorted((block.address, block.address + block.nbytes) for block, _ in held)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
     assert all(block.nbytes >= nbytes and block.address % 512 == 0 for block, nbytes in held)

@@ -54,7 +54,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopKernel]:
     made = LoopKernel()
     monkeypatch.setitem(varlen.KERNELS, "virtual", (made,))
     yield made
-    varlen._is_checked.cache_clear()
+    varlen.is_checked.cache_clear()
 
 
 def core(device: str, **changes: Any) -> EngineCore:
@@ -82,7 +82,7 @@ def tokens(core: EngineCore) -> list[list[int]]:
 def test_a_step_makes_one_attention_call_in_each_layer(kernel: LoopKernel, changes: dict[str, Any]) -> None:
     batched = core("virtual:0", **changes)
     assert tokens(batched) == tokens(core("cpu", **changes))
-    layers, checks = 2, 1 + len(varlen._SHAPES)
+    layers, checks = 2, 1 + len(varlen.CHECKED_SHAPES)
     assert kernel.calls == layers * batched.steps + checks
 
 
@@ -90,7 +90,7 @@ def test_a_step_makes_one_attention_call_in_each_layer(kernel: LoopKernel, chang
 @pytest.mark.parametrize(("most", "parts"), [(10, [(0, 3), (3, 4), (4, 6)]), (100, [(0, 6)]), (1, [(0, 1)])])
 def test_calls_are_gathered_together_as_far_as_there_is_room(most: int, parts: list[tuple[int, int]]) -> None:
     lengths = [3, 4, 3, 20, 5, 5] if most > 1 else [7]
-    assert varlen._parts(lengths, most) == [slice(*part) for part in parts]
+    assert varlen.parts_of_lengths(lengths, most) == [slice(*part) for part in parts]
 
 
 @pytest.mark.slow

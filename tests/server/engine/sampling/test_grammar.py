@@ -15,7 +15,7 @@ from tests.server.live import MODEL
 pytest.importorskip("xgrammar", reason="xgrammar is not installed")
 
 from bigmodel.server.engine import Failed
-from bigmodel.server.engine.sampling.grammar import GrammarCompiler, GrammarError, _size
+from bigmodel.server.engine.sampling.grammar import GrammarCompiler, GrammarError, grammar_size
 from bigmodel.server.engine.sampling.kept import Kept
 from tests.server.tiny import ask, tiny_engine, tiny_tokenizer
 
@@ -113,7 +113,7 @@ def test_schemas_that_no_answer_fits_are_refused_before_a_step() -> None:
 
 def test_the_cache_of_compiled_schemas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = compiler()
-    monkeypatch.setattr(made, "_kept", Kept(50_000, 50_000, _size))
+    monkeypatch.setattr(made, "_kept", Kept(50_000, 50_000, grammar_size))
     for number in range(40):
         made.compile({"type": "string", "pattern": f"^[a-z]{{{number + 1}}}$"})
     assert 0 < made.kept_bytes < 200_000  # all of them take 500,000
