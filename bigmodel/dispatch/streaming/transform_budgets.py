@@ -52,7 +52,7 @@ class TransformBudgets:
             for key, device in plan.devices.items()
             if is_accelerator(key) and device.budget is not None and normalize_device(key) in present
         ]
-        self._running = _Running()
+        self._running = _RunningCall()
 
     def run(self, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a transformed call of the model computes.
@@ -98,7 +98,7 @@ class TransformBudgets:
         self.check(f"with a copy of the weights of {block.name!r}", max(sizes, default=0), device)
 
 
-class _Running(threading.local):
+class _RunningCall(threading.local):
     """The measured call of the calling thread; None: there is none."""
 
     meters: list[_Meter] | None = None

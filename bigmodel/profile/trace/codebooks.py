@@ -30,9 +30,9 @@ HELD = ("encoder_outputs", "encoder_hidden_states")
 
 
 def generates_codes(model: Any) -> bool:
-    """Whether a model generates codes of several codebooks and decodes them to a sound."""
+    """Whether a model with an audio encoder generates codes of several codebooks and decodes them to a sound."""
     delays = hasattr(getattr(model, "decoder", None), "build_delay_pattern_mask")
-    return delays and hasattr(getattr(model, "audio_encoder", None), "decode") and _prepare_method(model) is not None
+    return delays and hasattr(model.audio_encoder, "decode") and _prepare_method(model) is not None
 
 
 def sounds_of(model: Any, batch_size: int) -> Iterator[Inputs]:
@@ -57,7 +57,7 @@ def generate_sound(session: Session, config: Any, source: dict[str, torch.Tensor
     """
     work = session.workload
     new_tokens = work.context_length if work.new_tokens is None else work.new_tokens
-    loop = _Loop(session, config, source, max(new_tokens, 1))
+    loop = _CodesLoop(session, config, source, max(new_tokens, 1))
     session.phase("prefill", max(work.prompt_length, 1), loop.begin)
     if new_tokens > 1:
         loop.skip(new_tokens - 2)
@@ -65,7 +65,7 @@ def generate_sound(session: Session, config: Any, source: dict[str, torch.Tensor
     session.phase(ALTERNATIVE, 1, loop.decode)
 
 
-class _Loop:
+class _CodesLoop:
     """The loop of `generate`, with the tensors that it keeps between forwards."""
 
     def __init__(self, session: Session, config: Any, source: dict[str, torch.Tensor], new_tokens: int) -> None:

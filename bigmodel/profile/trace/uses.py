@@ -104,7 +104,7 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
             yield Use(partial(_use_forward, inputs=robot, tokens=robot["input_ids"].shape[1]))
         return
     media = [] if parameters_of(model).keys().isdisjoint(MEDIA) else list(media_inputs(model, batch_size))
-    if generates_codes(model) and tokens:
+    if tokens and hasattr(model, "audio_encoder") and generates_codes(model):
         for sounds in (*sounds_of(model, batch_size), {}):
             text = token_ids(config, batch_size, max(workload.prompt_length, 1))
             yield Use(partial(_use_codebooks, source={"input_ids": text, **sounds}), "", media_in(sounds), "transduce")
