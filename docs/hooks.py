@@ -1,11 +1,11 @@
 """Tables and plots of the guide that are made from `benchmarks/results` when the guide is built.
 
-A line in a page asks for one, and the build fails if the result is not there:
+A page names each in a line of its own, and the build fails if the result is missing:
 
-    <!-- table: decode 0 columns=variant;median -->     a table of decode's result: its number, some of its columns
-    <!-- bars: decode 0 median -->                       the same table's column as horizontal bars
-    <!-- limits: decode -->                              what was to hold, and whether it did
-    <!-- command: decode -->                             the command, the versions and the day
+    <!-- table: decode 0 columns=variant;median -->     a table of the result, by its number, and some of its columns
+    <!-- bars: decode 0 median -->                       a column of that table as horizontal bars
+    <!-- limits: decode -->                              limits, measured values, and whether they were kept
+    <!-- command: decode -->                             the command, the date, the machine and the versions
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ BAR = {"width": 760, "label": 270, "row": 26, "value": 90}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace every mark of a page by what it asks for."""
+    """Replace every mark of a page by its table, plot or text. A blank line after it ends a table."""
     makers = {"table": table, "bars": bars, "limits": limits, "command": command}
-    return MARK.sub(lambda found: makers[found[1]](*found[2].split(maxsplit=2)), markdown)
+    return MARK.sub(lambda found: makers[found[1]](*found[2].split(maxsplit=2)) + "\n", markdown)
 
 
 def result(name: str) -> dict[str, Any]:
-    """Return the kept result of a question, of the machine without a GPU that the guide is about."""
+    """Return the committed result of a benchmark, of a machine without a GPU."""
     (path,) = (path for kind in ("cpu", "virtual") for path in RESULTS.glob(f"{name}-{kind}*.json"))
     content: dict[str, Any] = json.loads(path.read_text())
     return content
@@ -68,7 +68,7 @@ def bars(name: str, number: str = "0", column: str = "median") -> str:
 
 
 def limits(name: str) -> str:
-    """Return what was to hold, in Markdown."""
+    """Return the limits of a benchmark, in Markdown."""
     lines = ["| limit | measured | bound | |", "|---|---:|---:|---|"]
     for limit in result(name)["limits"]:
         measured, bound = shown(limit["measured"], limit["unit"]), shown(limit["bound"], limit["unit"])
@@ -82,13 +82,17 @@ def kept(limit: dict[str, Any]) -> str:
 
 
 def command(name: str) -> str:
-    """Return how to ask the question again, and what it was asked with."""
+    """Return the command that repeats a benchmark, with the date, the machine and the versions of its result."""
     found = result(name)
     machine = found["machine"]
     versions = ", ".join(f"{package} {version}" for package, version in machine["packages"].items())
     where = f"{machine['cores']} cores of {machine['cpu']}"
     again = f"python -m benchmarks {name.replace('_', '-')}"
-    return f"`{again}` ({found['date'][:10]}, {where}, {machine['threads']} threads; {versions})."
+    return f"`{again}` ({found['date'][:10]}, {where}, {_threads(machine['threads'])}; {versions})."
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def cells(row: Any) -> list[Any]:
@@ -110,7 +114,7 @@ def shown(value: Any, unit: str) -> str:
         return f"{value:.2f}"
     if unit == "percent":
         return f"{100 * value:.2f} %"
-    return f"{value:,.0f}" if unit in ("bytes", "count") else f"{value:g}"
+    return f"{value:,.0f}" if unit in ("bytes", "count") or float(value).is_integer() else f"{value:.4g}"
 
 
 def seconds(value: float) -> str:
