@@ -1,6 +1,6 @@
-"""Every snippet of the guide and the README runs, and prints what the page shows.
+"""Every snippet of the guide and the README runs, prints what the page shows, and draws the figures that it names.
 
-`UPDATE_DOCS=1 pytest tests/docs` writes what was printed into the pages.
+`UPDATE_DOCS=1 pytest tests/docs` writes what was printed into the pages, and what was drawn into `docs/figures`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .snippets import blocks, steps
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FIGURES = ROOT / "docs" / "figures"
 LANGUAGES = {"python", "console", "text", "json", "yaml", "bash", "toml"}
 MODULES = (
     "bigmodel.checkpoint",
@@ -84,10 +85,14 @@ def test_the_snippets_of_a_page_run(page: Path, folder: Path, monkeypatch: pytes
             if step.shown is not None:
                 text = text[: step.span[0]] + output + text[step.span[1] :]
         page.write_text(text)
+        for drawn in folder.glob("*.svg"):
+            (FIGURES / drawn.name).write_bytes(drawn.read_bytes())
         return
     for step, output in zip(todo, printed, strict=True):
         if step.shown is not None:
             assert output == step.shown, f"{name(page)}, line {step.line} prints something else"
+    for drawn in folder.glob("*.svg"):
+        assert drawn.read_bytes() == (FIGURES / drawn.name).read_bytes(), f"{name(page)} draws another {drawn.name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
