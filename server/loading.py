@@ -82,7 +82,10 @@ def parse_max_memory(text: str | None) -> dict[int | str | torch.device, int | s
         device, equals, size = (text.strip() for text in part.partition("="))
         if not (device and equals and size):
             raise SizeError(f"--max-memory: '{part}' is not DEVICE=SIZE, as in 0=10GiB,cpu=8GiB")
-        budgets[int(device) if device.isdecimal() else device] = size
+        key = int(device) if device.isdecimal() else device
+        if key in budgets:
+            raise SizeError(f"--max-memory names device {device} twice; give one budget")
+        budgets[key] = size
     return budgets
 
 

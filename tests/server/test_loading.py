@@ -37,6 +37,8 @@ def test_budgets() -> None:
     assert parse_max_memory("0=10GiB, cpu=8GiB,disk=1TB") == {0: "10GiB", "cpu": "8GiB", "disk": "1TB"}
     with pytest.raises(SizeError, match="DEVICE=SIZE"):
         parse_max_memory("10GiB")
+    with pytest.raises(SizeError, match="names device 0 twice"):
+        parse_max_memory("0=10GiB,0=8GiB")
 
 
 def test_names(tmp_path: Path) -> None:
