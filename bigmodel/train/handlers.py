@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from bigmodel.errors import TrainError
@@ -66,6 +67,10 @@ class InitProcessGroupKwargs(KwargsHandler):
     timeout: timedelta | None = None
 
 
+COMM_FIELDS = ("comm_hook", "comm_wrapper", "comm_state_option")
+"""Fields of `DistributedDataParallelKwargs` that are no arguments of PyTorch's class."""
+
+
 @dataclass
 class DistributedDataParallelKwargs(KwargsHandler):
     """Arguments of `torch.nn.parallel.DistributedDataParallel`, and a gradient communication hook.
@@ -91,9 +96,42 @@ class DistributedDataParallelKwargs(KwargsHandler):
         if self.comm_wrapper not in ("no", "fp16", "bf16"):
             raise TrainError(f"comm_wrapper is {self.comm_wrapper}; only 'no', 'fp16' and 'bf16' wrap a hook")
 
-    def wrapper_kwargs(self) -> dict[str, Any]:
+    def to_dict(self, ignore_keys: Collection[str] = COMM_FIELDS) -> dict[str, Any]:
+        """Return the fields by name, but for `ignore_keys`: those that `DistributedDataParallel` itself takes."""
+        return {name: value for name, value in super().to_dict().items() if name not in ignore_keys}
+
+    def to_kwargs(self) -> dict[str, Any]:
         """Return the changed arguments that `DistributedDataParallel` itself takes."""
-        return {name: value for name, value in self.to_kwargs().items() if not name.startswith("comm_")}
+        return {name: value for name, value in super().to_kwargs().items() if name not in COMM_FIELDS}
+
+    def register_comm_hook(self, model: DistributedDataParallel) -> None:
+        """Register the communication hook with its wrapper, if there is one.
+
+        Raises:
+            TrainError: the process group does not support the hook's dtype (bf16 over gloo).
+        """
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        kind = DDPCommunicationHookType
+        hooks: dict[DDPCommunicationHookType, Any] = {
+            kind.FP16: default_hooks.fp16_compress_hook,
+            kind.BF16: default_hooks.bf16_compress_hook,
+            kind.POWER_SGD: powerSGD_hook.powerSGD_hook,
+            kind.BATCHED_POWER_SGD: powerSGD_hook.batched_powerSGD_hook,
+        }
+        wrappers: dict[DDPCommunicationHookType, Any] = {
+            kind.FP16: default_hooks.fp16_compress_wrapper,
+            kind.BF16: default_hooks.bf16_compress_wrapper,
+        }
+        hook, wrap, state = hooks.get(self.comm_hook), wrappers.get(self.comm_wrapper), None
+        if hook is None:
+            return
+        if self.comm_hook in (kind.POWER_SGD, kind.BATCHED_POWER_SGD):
+            state = powerSGD_hook.PowerSGDState(None, **self.comm_state_option)
+        try:
+            model.register_comm_hook(state, wrap(hook) if wrap is not None else hook)
+        except TypeError as error:
+            raise TrainError(f"comm_hook {self.comm_hook} in {self.comm_wrapper} cannot be used: {error}") from error
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ def test_only_what_was_changed_is_passed_on() -> None:
     assert GradScalerKwargs().to_kwargs() == {}
     assert GradScalerKwargs(growth_interval=7).to_kwargs() == {"growth_interval": 7}
     handler = DistributedDataParallelKwargs(find_unused_parameters=True, comm_hook="fp16")
-    assert handler.wrapper_kwargs() == {"find_unused_parameters": True}
+    assert handler.to_kwargs() == {"find_unused_parameters": True}
+    assert handler.to_dict().keys() == {field.name for field in fields(handler) if not field.name.startswith("comm_")}
+    assert handler.to_dict(ignore_keys=["dim"])["comm_hook"] == "fp16"
 
 
 def test_a_hook_cannot_wrap_another() -> None:

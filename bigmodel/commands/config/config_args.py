@@ -7,9 +7,8 @@ from bigmodel.compat.commands import cache_dir as cache_dir
 from bigmodel.compat.commands import default_config_file as default_config_file
 from bigmodel.compat.commands import load_config_from_file as load_config_from_file
 from bigmodel.compat.refused import SAGEMAKER, refused
-from bigmodel.launch.settings import LaunchConfig
 
-BaseConfig = LaunchConfig
+BaseConfig = ClusterConfig
 SageMakerConfig = refused("SageMakerConfig", SAGEMAKER)
 
 hf_cache_home = str(Path(cache_dir).parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol
 
+from bigmodel.train import environment
 from bigmodel.train.configuration import GradientAccumulationPlugin
 from bigmodel.train.state.shared import SharedState
 
@@ -68,6 +69,11 @@ class GradientState(SharedState):
     def plugin_kwargs(self) -> dict[str, Any]:
         """The plugin's fields that were changed."""
         return self.plugin.to_kwargs()
+
+    @property
+    def is_xla_gradients_synced(self) -> bool:
+        """Whether an XLA device has reduced the gradients: with FSDP always, else never, as there is none."""
+        return environment.flag("ACCELERATE_USE_FSDP")
 
     @property
     def active_dataloader(self) -> TrackedDataLoader | None:

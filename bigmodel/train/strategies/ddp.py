@@ -9,46 +9,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from bigmodel.errors import TrainError
 from bigmodel.train.handlers import DistributedDataParallelKwargs
 from bigmodel.train.strategies.single import SingleProcess
-from bigmodel.train.types import DDPCommunicationHookType as HookType
 from bigmodel.train.types import DistributedType
-
-_HOOKS: dict[HookType, Any] = {
-    HookType.FP16: default_hooks.fp16_compress_hook,
-    HookType.BF16: default_hooks.bf16_compress_hook,
-    HookType.POWER_SGD: powerSGD_hook.powerSGD_hook,
-    HookType.BATCHED_POWER_SGD: powerSGD_hook.batched_powerSGD_hook,
-}
-_WRAPPERS: dict[HookType, Any] = {
-    HookType.FP16: default_hooks.fp16_compress_wrapper,
-    HookType.BF16: default_hooks.bf16_compress_wrapper,
-}
-
-
-def register_comm_hook(model: TorchDDP, handler: DistributedDataParallelKwargs) -> None:
-    """Register the handler's communication hook with its wrapper, if there is one.
-
-    Raises:
-        TrainError: the process group does not support the hook's dtype (bf16 over gloo).
-    """
-    hook = _HOOKS.get(handler.comm_hook)
-    if hook is None:
-        return
-    wrap = _WRAPPERS.get(handler.comm_wrapper)
-    if handler.comm_hook in (HookType.POWER_SGD, HookType.BATCHED_POWER_SGD):
-        state: Any = powerSGD_hook.PowerSGDState(None, **handler.comm_state_option)
-    else:
-        state = None
-    try:
-        model.register_comm_hook(state, wrap(hook) if wrap is not None else hook)
-    except TypeError as error:
-        raise TrainError(f"comm_hook {handler.comm_hook} in {handler.comm_wrapper} cannot be used: {error}") from error
 
 
 class DistributedDataParallel(SingleProcess):
@@ -66,9 +32,9 @@ class DistributedDataParallel(SingleProcess):
         wrapped = TorchDDP(
             model,
             device_ids=None if device.type == "cpu" or not device_placement else [device],
-            **handler.wrapper_kwargs(),
+            **handler.to_kwargs(),
         )
-        register_comm_hook(wrapped, handler)
+        handler.register_comm_hook(wrapped)
         atexit.register(_let_go, weakref.ref(wrapped))
         return wrapped
 

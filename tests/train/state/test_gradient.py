@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bigmodel.train import GradientAccumulationPlugin, GradientState
 
 
@@ -25,6 +27,16 @@ def test_the_plugin_is_shared_and_can_be_replaced() -> None:
     assert first.plugin_kwargs == {"num_steps": 3, "adjust_scheduler": False}
     GradientState(GradientAccumulationPlugin(num_steps=2))
     assert first.num_steps == 2
+
+
+@pytest.mark.parametrize(("launched", "synced"), [(None, False), ("false", False), ("true", True)])
+def test_gradients_of_xla_are_synced_with_fsdp_only(
+    launched: str | None, synced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ACCELERATE_USE_FSDP", raising=False)
+    if launched is not None:
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", launched)
+    assert GradientState().is_xla_gradients_synced is synced
 
 
 def test_the_innermost_loader_is_the_active_one() -> None:

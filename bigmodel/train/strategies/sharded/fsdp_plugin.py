@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 from bigmodel.errors import TrainError
 from bigmodel.train import environment
@@ -94,7 +94,37 @@ class FullyShardedDataParallelPlugin:
     @property
     def offload_to_cpu(self) -> bool:
         """Whether shards are stored in RAM."""
-        return bool(getattr(self.cpu_offload, "offload_params", True)) if self.cpu_offload else False
+        given = self.cpu_offload
+        if isinstance(given, OffloadPolicy):
+            return isinstance(given, CPUOffloadPolicy)
+        return bool(getattr(given, "offload_params", given))
+
+    def set_cpu_offload(self) -> None:
+        """Turn `cpu_offload` into the policy of FSDP2 that it means: True, False, or FSDP1's `CPUOffload`."""
+        self.cpu_offload = CPUOffloadPolicy() if self.offload_to_cpu else OffloadPolicy()
+
+    def validate_cpu_offload(self) -> None:
+        """Check that `cpu_offload` is a policy of FSDP2, as `set_cpu_offload` makes it.
+
+        Raises:
+            TrainError: it is not.
+        """
+        if not isinstance(self.cpu_offload, OffloadPolicy):
+            raise TrainError(
+                f"cpu_offload is {self.cpu_offload!r}, no torch.distributed.fsdp.OffloadPolicy; call set_cpu_offload"
+            )
+
+    def validate_mixed_precision_policy(self) -> None:
+        """Check that `mixed_precision_policy` is a policy of FSDP2, as `set_mixed_precision` makes it.
+
+        Raises:
+            TrainError: it is not.
+        """
+        if not isinstance(self.mixed_precision_policy, MixedPrecisionPolicy):
+            raise TrainError(
+                f"mixed_precision_policy is {self.mixed_precision_policy!r}, no "
+                "torch.distributed.fsdp.MixedPrecisionPolicy; call set_mixed_precision"
+            )
 
     def set_state_dict_type(self, state_dict_type: Any = None) -> None:
         """Choose how checkpoints are written.
@@ -126,11 +156,21 @@ class FullyShardedDataParallelPlugin:
         elif self.auto_wrap_policy == "SIZE_BASED_WRAP" and not self.min_num_params:
             self.auto_wrap_policy = None
 
-    def set_mixed_precision(self, mixed_precision: str, override: bool = False) -> None:
+    def set_mixed_precision(self, mixed_precision: str, buffer_autocast: bool = False, override: bool = False) -> None:
         """Set the policy that corresponds to the Accelerator's `mixed_precision`, unless one was given.
 
         Parameters are gathered and computed with in the 16-bit type; gradients are reduced in float32.
+
+        Args:
+            mixed_precision: "fp16", "bf16" or "fp8"; others set nothing.
+            buffer_autocast: must be False: FSDP2 leaves the dtype of buffers as it is.
+            override: replace a policy that was given.
+
+        Raises:
+            TrainError: `buffer_autocast` is True.
         """
+        if buffer_autocast:
+            raise TrainError("buffer_autocast is True, but FSDP2 leaves buffers alone; cast them before preparing")
         dtype = _DTYPES.get(mixed_precision)
         if dtype is not None and (override or self.mixed_precision_policy is None):
             self.mixed_precision_policy = MixedPrecisionPolicy(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, ShardingStrategy
+from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, ShardingStrategy
 
 from bigmodel.errors import TrainError
 from bigmodel.train.strategies.sharded.fsdp_plugin import FullyShardedDataParallelPlugin as Plugin
@@ -91,7 +91,39 @@ def test_policies_come_in_any_form() -> None:
     assert Plugin(mixed_precision_policy=given).mixed_precision_policy == MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16
     )
-    assert Plugin(cpu_offload=CPUOffloadPolicy()).offload_to_cpu
+
+
+@pytest.mark.parametrize(
+    ("given", "offloads"),
+    [
+        (True, True),
+        (False, False),
+        (None, False),
+        (CPUOffloadPolicy(), True),
+        (OffloadPolicy(), False),
+        (CPUOffload(offload_params=True), True),
+        (CPUOffload(), False),
+    ],
+)
+def test_every_form_of_offloading_becomes_a_policy(given: object, offloads: bool) -> None:
+    plugin = Plugin(cpu_offload=given)
+    assert plugin.offload_to_cpu is offloads
+    plugin.set_cpu_offload()
+    assert type(plugin.cpu_offload) is (CPUOffloadPolicy if offloads else OffloadPolicy)
+    plugin.validate_cpu_offload()
+    assert plugin.offload_to_cpu is offloads
+
+
+def test_what_is_no_policy_is_refused() -> None:
+    plugin = Plugin(cpu_offload=True)
+    with pytest.raises(TrainError, match=r"cpu_offload is True, no .*OffloadPolicy"):
+        plugin.validate_cpu_offload()
+    with pytest.raises(TrainError, match=r"mixed_precision_policy is None, no .*MixedPrecisionPolicy"):
+        plugin.validate_mixed_precision_policy()
+    plugin.set_mixed_precision("bf16")
+    plugin.validate_mixed_precision_policy()
+    with pytest.raises(TrainError, match="buffer_autocast is True"):
+        plugin.set_mixed_precision("bf16", buffer_autocast=True)
 
 
 @pytest.mark.parametrize(
