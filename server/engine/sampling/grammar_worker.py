@@ -1,11 +1,12 @@
 """Compiling grammars in a process of its own, with limits on time, memory and stack.
 
 A schema is a program of its author's: compiling one may take minutes or gigabytes, or overflow the stack of the library
-that compiles it. Here that ends a worker process, which is started again for the next schema, and not the server.
+that compiles it. Here that ends a child of a worker process, not the server. The worker forks a child for each schema:
+the libraries are imported once, whatever becomes of the children.
 
-Parent and worker exchange JSON texts over a socket, the worker's standard input. The first one describes the tokenizer;
-then each schema is answered by the compiled grammar as xgrammar serialises it, or by an error. The worker ends when the
-socket is closed.
+Server and worker exchange JSON texts over a socket, the worker's standard input. The first one describes the tokenizer;
+then each schema is answered by the compiled grammar as xgrammar serialises it, or by an error. The worker ends, and its
+child with it, when the socket is closed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from functools import partial
+from multiprocessing.connection import Connection, Pipe, wait
 from socket import socketpair
 from typing import Any
 
@@ -33,6 +36,16 @@ COMPILE_SECONDS = 5.0
 
 WAIT_SECONDS = 60.0
 """Limit of elapsed time for a schema, on a busy machine."""
+
+GRACE_SECONDS = 10.0
+"""Time that the worker has beyond `WAIT_SECONDS` to say that a schema is not compiled, before it is ended itself."""
+
+NICE, NICER = 10, 19
+"""Niceness of what compiles, at first and after `BRIEF_SECONDS`: beside a running request it has a tenth of a
+processor, then less than a fiftieth."""
+
+BRIEF_SECONDS = 0.25
+"""Elapsed time within which most schemas are compiled."""
 
 MEMORY_BYTES = 1 << 30
 """Memory limit for a schema, in addition to the worker's memory at its start."""
@@ -50,12 +63,15 @@ WHITESPACE = 4
 """Consecutive whitespace characters in an answer; with any number of them a model may never end."""
 
 
+_NOT_WITHIN = f"it is not compiled within {WAIT_SECONDS:g} seconds; describe less of the answer"
+
+
 class CompileError(ServeError):
     """A schema was not compiled; the message says why."""
 
 
 class GrammarWorker:
-    """The process that compiles. Started at the first schema, and again after it was ended. Thread-safe.
+    """The process whose children compile. Started at the first schema, and again if it ended. Thread-safe.
 
     Args:
         tokenizer_info: xgrammar's description of the tokenizer, serialised.
@@ -77,7 +93,7 @@ class GrammarWorker:
         """
         with self._lock:
             pipe = self._running()
-            answer = self._ask(pipe, schema, WAIT_SECONDS)
+            answer = self._ask(pipe, schema, WAIT_SECONDS + GRACE_SECONDS)
         if "error" in answer:
             raise CompileError(answer["error"])
         return str(answer["grammar"])
@@ -109,25 +125,23 @@ class GrammarWorker:
             pipe.send_bytes(text.encode())
             if not pipe.poll(seconds):
                 self._end()
-                raise CompileError(f"it is not compiled within {seconds:g} seconds; describe less of the answer")
+                raise CompileError(_NOT_WITHIN)
             answer: dict[str, Any] = json.loads(pipe.recv_bytes())
         except (EOFError, OSError) as error:
-            what = "time" if self._end() == -signal.SIGPROF else "memory or stack"
-            raise CompileError(f"compiling it takes too much {what}; describe less of the answer") from error
+            self._end()
+            raise CompileError("the process that compiles it ended; try again") from error
         return answer
 
-    def _end(self) -> int | None:
-        """End the process and return its exit code."""
-        code = None
+    def _end(self) -> None:
+        """End the process and its child."""
         if self._pipe is not None:
             self._pipe.close()
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(1.0)  # it may be ending by itself
+                self._process.wait(1.0)  # it ends its child, then itself
             self._process.kill()
             self._process.wait()
         self._pipe = self._process = None
-        return code
 
 
 def _work(pipe: Connection) -> None:
@@ -142,28 +156,78 @@ def _work(pipe: Connection) -> None:
         info = xgrammar.TokenizerInfo.deserialize_json(hello["tokenizer"])
         compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     except Exception as error:
-        pipe.send_bytes(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        pipe.send_bytes(_error(f"{type(error).__name__}: {error}"))
         return
-    most = _address_space() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     pipe.send_bytes(b"{}")
-    os.nice(10)  # running requests come first; the first schema waits for the imports
+    os.nice(NICE - os.nice(0))  # running requests come first; the first schema waits for the imports
     while True:
-        signal.setitimer(signal.ITIMER_PROF, 0)
         schema = pipe.recv_bytes().decode()
-        signal.setitimer(signal.ITIMER_PROF, hello["seconds"])  # its signal ends the process
+        compiled = partial(_compiled, xgrammar, compiler, schema, info.vocab_size, hello["has_stops"])
+        pipe.send_bytes(_in_child(pipe, compiled, hello["seconds"]))
+
+
+def _in_child(pipe: Connection, function: Callable[[], bytes], seconds: float) -> bytes:
+    """Return what `function` returns in a child process with limits, or the error that says which one it passed.
+
+    Args:
+        pipe: To the server.
+        function: Runs in the child.
+        seconds: Limit of its processor time.
+
+    Raises:
+        EOFError: The server has closed `pipe` meanwhile; the child is ended.
+    """
+    ours, theirs = Pipe(duplex=False)
+    child = os.fork()
+    if not child:
         try:
-            compiled = compiler.compile_json_schema(schema, max_whitespace_cnt=WHITESPACE)
-            _try_masks(xgrammar, compiled, info.vocab_size, hello["has_stops"])
-            grammar = compiled.serialize_json()
-            if len(grammar) > GRAMMAR_BYTES:
-                raise ValueError(f"it compiles to {len(grammar)} bytes, more than {GRAMMAR_BYTES}")
-            answer = {"grammar": grammar}
-        except MemoryError:
-            answer = {"error": "compiling it takes too much memory; describe less of the answer"}
-        except (RuntimeError, ValueError) as error:
-            answer = {"error": _last_line(error)}
-        pipe.send_bytes(json.dumps(answer).encode())
+            most = _address_space() + MEMORY_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+            theirs.send_bytes(function())
+        finally:
+            os._exit(0)
+    theirs.close()
+    with ours:
+        ready = wait([ours, pipe], BRIEF_SECONDS)
+        if not ready:
+            os.setpriority(os.PRIO_PROCESS, child, NICER)
+            ready = wait([ours, pipe], WAIT_SECONDS)
+        answer = None
+        if ours in ready:
+            with suppress(EOFError):
+                answer = ours.recv_bytes()
+        if answer is None and ours not in ready:
+            os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if pipe in ready:
+        raise EOFError
+    if not ready:
+        return _error(_NOT_WITHIN)
+    if answer is None:
+        late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+        what = "time" if late else "memory or stack"
+        return _error(f"compiling it takes too much {what}; describe less of the answer")
+    return answer
+
+
+def _compiled(xgrammar: Any, compiler: Any, schema: str, vocabulary_size: int, has_stops: bool) -> bytes:
+    """Compile a schema and return the answer to the server."""
+    try:
+        compiled = compiler.compile_json_schema(schema, max_whitespace_cnt=WHITESPACE)
+        _try_masks(xgrammar, compiled, vocabulary_size, has_stops)
+        grammar = compiled.serialize_json()
+        if len(grammar) > GRAMMAR_BYTES:
+            raise ValueError(f"it compiles to {len(grammar)} bytes, more than {GRAMMAR_BYTES}")
+    except MemoryError:
+        return _error("compiling it takes too much memory; describe less of the answer")
+    except (RuntimeError, ValueError) as error:
+        return _error(_last_line(error))
+    return json.dumps({"grammar": grammar}).encode()
+
+
+def _error(message: str) -> bytes:
+    return json.dumps({"error": message}).encode()
 
 
 def _try_masks(xgrammar: Any, compiled: Any, vocabulary_size: int, has_stops: bool) -> None:

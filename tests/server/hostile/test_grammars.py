@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -70,3 +77,56 @@ def test_a_schema_of_nested_parentheses_does_not_end_the_server(url: str) -> Non
     assert answer.json()["error"]["param"] == "response_format"
     assert len(answer.content) <= 1024
     assert httpx.get(f"{url}/health").status_code == 200
+
+
+@pytest.fixture
+def own() -> Iterator[GrammarCompiler]:
+    """A compiler whose worker is a process of its own interpreter, not forked from a preloaded one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bigmodel.server.engine.sampling.grammar_worker.sys", sys)
+        made = GrammarCompiler(tiny_tokenizer(), 261, (260,))
+        made.compile(pattern("^[a-c]{2}$"))
+        yield made
+        made.close()
+
+
+def process_of(made: GrammarCompiler) -> subprocess.Popen[bytes]:
+    process = made._worker._process
+    assert process is not None
+    return process
+
+
+def test_a_bomb_ends_a_child_and_not_the_process_that_has_imported_the_libraries(own: GrammarCompiler) -> None:
+    before = process_of(own)
+    with pytest.raises(GrammarError, match="takes too much memory or stack"):
+        own.compile(BOMBS["nested parentheses"])
+    own.compile(pattern("^[a-d]{3}$"))
+    assert process_of(own) is before
+
+
+def test_a_worker_that_ended_is_started_again(own: GrammarCompiler) -> None:
+    process_of(own).kill()
+    with pytest.raises(GrammarError, match="try again"):
+        own.compile(pattern("^[a-c]{6}$"))
+    own.compile(pattern("^[a-c]{7}$"))
+
+
+def test_a_child_becomes_nicer_and_ends_with_the_server(own: GrammarCompiler) -> None:
+    process, pipe = process_of(own), own._worker._pipe
+    assert pipe is not None
+
+    def compile_bomb() -> None:
+        with pytest.raises(GrammarError):
+            own.compile(BOMBS["repeated repeats"])
+
+    compiling = threading.Thread(target=compile_bomb)
+    compiling.start()
+    while not (children := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()):
+        assert compiling.is_alive()
+    while os.getpriority(os.PRIO_PROCESS, int(children[0])) < 19:  # it leaves the processor to the engine
+        assert compiling.is_alive()
+    with socket.socket(fileno=os.dup(pipe.fileno())) as server:
+        server.shutdown(socket.SHUT_RDWR)  # as when the server has ended
+    process.wait(50)
+    compiling.join(50)
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
