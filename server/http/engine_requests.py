@@ -69,7 +69,7 @@ def too_long(tokens: int, longest: int, field: str, least: str = "") -> APIError
     """413: a prompt of the body's ``field`` has more tokens than fit; ``least`` is what is said before their number."""
     return APIError(
         413,
-        f"the prompt has {least}{tokens} tokens; with at least one to generate, at most {longest} fit",
+        f"the prompt has {least}{tokens} tokens; at most {longest} fit, with those to generate",
         param=field,
         code="context_length_exceeded",
     )

@@ -7,6 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from bigmodel.server.text.codec import TextCodec
+from tests.server.live import serving, tiny_app
+from tests.server.tiny import tiny_model
+
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 GO_ON = {"continue_final_message": True}
 
@@ -65,3 +69,42 @@ def test_the_names_of_tokens_are_given_on_request(url: str) -> None:
     given = {"prompt": "in the", "return_token_strs": True}
     assert httpx.post(f"{url}/tokenize", json=given).json()["token_strs"] == ["in", "Ġthe"]
     assert "token_strs" not in httpx.post(f"{url}/tokenize", json={"prompt": "a"}).json()
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("tokenize", {"prompt": "qx " * 400}, "prompt"),
+        ("tokenize", {"messages": [{"role": "user", "content": "qx " * 400}]}, "messages"),
+        ("detokenize", {"tokens": [5] * 1025}, "tokens"),
+    ],
+)
+def test_more_tokens_than_the_context_has_are_refused(url: str, route: str, body: dict[str, Any], param: str) -> None:
+    answer = httpx.post(f"{url}/{route}", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, param)
+    assert "at most 1024 fit" in answer.json()["error"]["message"]
+
+
+def test_as_many_tokens_as_the_context_has_are_given() -> None:
+    context = 1 << 15
+    with serving(tiny_app(tiny_model(max_position_embeddings=context))) as url:
+        given = httpx.post(f"{url}/tokenize", json={"prompt": "q" * context, "return_token_strs": True}).json()
+        assert (given["count"], given["tokens"], given["token_strs"]) == (context, [80] * context, ["q"] * context)
+        assert httpx.post(f"{url}/detokenize", json={"tokens": given["tokens"]}).json() == {"prompt": "q" * context}
+
+
+def test_a_text_far_beyond_a_long_context_is_not_tokenized_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    encode = TextCodec._encode
+
+    def counting(self: TextCodec, text: str, special: bool) -> list[int]:
+        read.append(len(text))
+        return encode(self, text, special)
+
+    monkeypatch.setattr(TextCodec, "_encode", counting)
+    context = 1 << 15
+    with serving(tiny_app(tiny_model(max_position_embeddings=context))) as url:
+        answer = httpx.post(f"{url}/tokenize", json={"prompt": "qx " * 300_000}, timeout=60)
+    assert answer.status_code == 413
+    assert read
+    assert max(read) < 3 * context
