@@ -15,13 +15,6 @@ import torch
 from bigmodel.devices import virtual
 from bigmodel.devices.virtual import tensor
 
-_keep_in_this_thread = tensor.keep_backward_in_this_thread
-
-
-def _keep_others(index: int) -> None:
-    if index:
-        _keep_in_this_thread(index)
-
 
 @pytest.fixture(autouse=True)
 def engine_threads() -> None:
@@ -41,5 +34,5 @@ def _create_threads() -> None:
         raise pytest.UsageError("autograd has no thread for virtual:0: a backward pass had been run before")
 
 
-tensor.keep_backward_in_this_thread = _keep_others
+tensor.with_engine_thread.add(0)
 _create_threads()

@@ -7,7 +7,7 @@ device's link.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
@@ -22,6 +22,7 @@ from .arena import Allocation, Arena
 from .link import VirtualLink
 from .postponing import GuardedHook, postponed
 from .races import Access
+from .roles import tensors_in
 from .streams import TYPE
 from .traced import is_traced, mode_of, run_traced
 from .traits import Traits, traits_of
@@ -65,13 +66,17 @@ board = Board()
 _data: Any = torch.Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]
 
 
-def keep_backward_in_this_thread(_index: int) -> None:
-    """Make backward passes of the calling thread, which uses this device, run in it, for tensors of all devices.
+with_engine_thread: set[int] = set()
+"""Indices of devices whose backward passes may run in autograd's own thread for them, as those on a GPU do."""
+
+
+def keep_backward_in_this_thread(index: int) -> None:
+    """Make backward passes of the calling thread, which uses device `index`, run in it, for tensors of all devices.
 
     Autograd creates one thread per device at the first backward pass of a process and ignores devices added later; of a
     device type written in Python it supports the device 0 only.
     """
-    if torch._C._is_multithreading_enabled():
+    if torch._C._is_multithreading_enabled() and index not in with_engine_thread:
         torch.autograd.set_multithreading_enabled(False)
 
 
@@ -93,6 +98,8 @@ class VirtualTensor(torch.Tensor):
         if allocation is None and not is_traced(held):
             allocation = board.arena(index).claim(held)
         keep_backward_in_this_thread(index)
+        if held.is_complex():
+            _Operation.may_be_complex = True
         wrapper: VirtualTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             held.size(),
@@ -189,6 +196,9 @@ class VirtualTensor(torch.Tensor):
             if traits.is_composite:
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
             return func.decompose(*args, **kwargs)
+        if traits.is_list and _are_mixed(args):
+            # As on CUDA: lists with tensors of several devices are gone through tensor by tensor.
+            return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         if traits.sparse is not None:
             _refuse_sparse_gradients(traits, args, kwargs)
         call = _Operation(traits, args, kwargs)
@@ -215,7 +225,10 @@ class _Operation:
         target: The device of its outputs; None: they are not on a virtual accelerator.
         reads_host: Whether a tensor of the host is among them.
         is_complex: Whether one of the virtual tensors has complex elements.
+        may_be_complex: Whether this process has made any that has; until then none is asked, which takes time.
     """
+
+    may_be_complex = False
 
     __slots__ = (
         "args",
@@ -266,7 +279,7 @@ class _Operation:
                     self._refuse(f"{TYPE}:{self.index}", f"{TYPE}:{index}")
             if self.host is not None and not self.traits.may_mix:
                 self._refuse(f"{TYPE}:{index}", str(self.host.device))
-            if held.is_complex():
+            if self.may_be_complex and held.is_complex():
                 self.is_complex = True
             self.wrappers[id(held)] = value
             return held
@@ -467,6 +480,11 @@ def _has_inference_tensor(values: Any) -> bool:
         elif isinstance(value, (list, tuple)) and _has_inference_tensor(value):
             return True
     return False
+
+
+def _are_mixed(lists: Iterable[Any]) -> bool:
+    """Whether the lists among these arguments hold tensors of several devices."""
+    return len({each.device for value in lists if isinstance(value, (list, tuple)) for each in tensors_in(value)}) > 1
 
 
 def _index_of(value: Any) -> int | None:

@@ -90,6 +90,7 @@ class Traits:
         is_decomposed: Whether ATen or Python composes it of others.
         roles: What it does with the memory of its arguments; None: it accesses none.
         gathered: Position of the argument of which it reads some rows; None: there is none.
+        is_list: Whether it is one of those on lists of tensors that ATen also does tensor by tensor.
         is_indexed: Whether it takes tensors of indices, or masks, in a list.
         is_queued: Whether strict accelerators may compute it after its launch.
         touches: Whether it accesses memory at all, or changes the metadata of a tensor.
@@ -105,6 +106,7 @@ class Traits:
         "is_composite",
         "is_decomposed",
         "is_indexed",
+        "is_list",
         "is_product",
         "is_queued",
         "is_view",
@@ -132,6 +134,9 @@ class Traits:
             func.name(), DispatchKey.CompositeImplicitAutograd
         )
         self.is_decomposed = self.is_composite or DispatchKey.CompositeImplicitAutograd in func.py_kernels
+        self.is_list = func._schema.name.startswith("aten::_foreach_") and func.has_kernel_for_dispatch_key(
+            DispatchKey.CompositeExplicitAutograd
+        )
         self.is_view = func.is_view
         self.roles: Roles | None = roles_of(func)
         self.gathered = GATHERED.get(func)

@@ -137,9 +137,12 @@ class Dispatched(NotCopied):
         """Make host weights that are streamed or looked up in usable by code outside their modules (`outside_use`)."""
         if not is_accelerator(self.main_device):
             return
-        # torch's encoder takes another code path if its first layer has tensor subclasses.
+        # torch's encoder makes no nested tensors of padded batches if its first layer has tensor subclasses.
         probed = {
-            id(layer) for each in model.modules() if isinstance(each, nn.TransformerEncoder) for layer in each.layers
+            id(layer)
+            for each in model.modules()
+            if isinstance(each, nn.TransformerEncoder) and getattr(each, "use_nested_tensor", True)
+            for layer in each.layers[:1]
         }
         for cache in self.expert_caches:
             mark_offloaded(tensor.value for layer in cache.layers for tensor in layer.fused.tensors)

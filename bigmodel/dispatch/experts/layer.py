@@ -61,12 +61,13 @@ class ExpertLayer:
             if is_given_out(tensor.value):
                 note_exposure(tensor.value)
         exposed = [tensor.exposures for tensor in self.fused.tensors]
-        if self.fused.adopt_replaced():
+        replaced, version = self.fused.adopt_replaced()
+        if replaced:
             self._blocks.clear()
             self._replacements += 1
         elif exposed != [tensor.exposures for tensor in self.fused.tensors]:
             self._blocks.clear()  # ``.data = ...`` may have given a tensor other memory than blocks are views of
-        return self._replacements, self.fused.version()
+        return self._replacements, version
 
     def block(self, expert: int) -> Block:
         """Return one expert as a block with the layout `layout`."""

@@ -226,7 +226,8 @@ class BlockSlots(SlotCache[Block, BlockSlot]):
         slot = self._slot_of.get(block)
         if slot is None or slot.users:
             return slot
-        if block.adopt_replaced() or slot.version != block.version():
+        replaced, version = block.adopt_replaced()
+        if replaced or slot.version != version:
             self.forget(slot)
             return None
         return slot
@@ -244,8 +245,8 @@ class BlockSlots(SlotCache[Block, BlockSlot]):
 
     def fetch(self, block: Block, slot: BlockSlot, ahead: bool = False) -> None:
         """Start fetching `block` into `slot`; `ahead` marks a prefetch."""
-        block.adopt_replaced()
-        self.fill(slot, block, block.version(), lambda memory, after: self._fetcher.fetch(block, memory, after))
+        _, version = block.adopt_replaced()
+        self.fill(slot, block, version, lambda memory, after: self._fetcher.fetch(block, memory, after))
         slot.prefetched = ahead
 
     def prefetch(self, block: Block) -> None:

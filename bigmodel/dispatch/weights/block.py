@@ -157,19 +157,33 @@ class Block:
         self.nested = parameters
         self.registries_of_buffers = self.written_buffers = self.keeps_tensors = None
 
-    def adopt_replaced(self) -> bool:
-        """Adopt parameters, and memory (``.data = ...``), by which the user has replaced host tensors'; return whether
-        there were any.
+    def adopt_replaced(self) -> tuple[bool, int]:
+        """Adopt parameters, and memory (``.data = ...``), by which the user has replaced host tensors'.
+
+        Returns:
+            Whether there were any, and the `version` after that.
 
         Raises:
             DispatchError: A replacement has another shape or dtype, or lies on another device.
         """
-        for tensor in self.tensors:
-            registry, key = tensor.owners[0]
-            value = tensor.value
-            if registry.get(key) is not value or getattr(value, EXPOSURES, 0) != tensor.exposures:
-                return self._adopt_replaced()
-        return False
+        version = self._version_unless_replaced()
+        return (False, version) if version is not None else (self._adopt_replaced(), self.version())
+
+    def _version_unless_replaced(self) -> int | None:
+        """Return the `version`; None if a tensor may have been replaced, or has no version counter."""
+        version = 0
+        with DisableTorchFunctionSubclass():
+            try:
+                for tensor in self.tensors:  # once for both: this is hot
+                    registry, key = tensor.owners[0]
+                    value = tensor.value
+                    exposures = getattr(value, EXPOSURES, 0)
+                    if registry.get(key) is not value or exposures != tensor.exposures:
+                        return None
+                    version += value._version + exposures
+            except RuntimeError:  # an inference tensor
+                return None
+        return version
 
     def _adopt_replaced(self) -> bool:
         replaced = False

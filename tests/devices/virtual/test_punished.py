@@ -312,3 +312,23 @@ def test_a_process_that_is_forked_after_a_device_was_used_cannot_use_it() -> Non
 
 def virtual_module() -> Any:
     return torch.get_device_module("virtual")
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_lists_are_copied_from_and_to_the_host_by_the_rules_of_single_copies(wait: bool, seed: int | None) -> None:
+    staging, targets, arriving = [pinned(1), pinned(2)], [filled(0), filled(0)], [pinned(0), pinned(0)]
+    torch._foreach_copy_(targets, staging, non_blocking=True)
+    torch._foreach_copy_(arriving, targets, non_blocking=True)
+    if wait:
+        synchronize()
+    if wait or seed is None:
+        assert [each.eq(value).all().item() for each, value in zip(arriving, (1, 2))] == [wait, wait]
+    synchronize()
+    assert [each.tolist() for each in arriving] == [[1.0] * 8, [2.0] * 8]
+
+
+def test_pinned_memory_of_a_list_is_written_to_after_a_wait_for_its_copy() -> None:
+    staging, targets = [pinned(1), pinned(2)], [filled(0), filled(0)]
+    torch._foreach_copy_(targets, staging, non_blocking=True)
+    staging[1].fill_(7)
+    expect_race(lambda: torch.cat(targets).tolist(), "pinned memory was written to")

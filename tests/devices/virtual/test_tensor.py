@@ -63,6 +63,19 @@ def test_devices_do_not_mix() -> None:
     assert torch.equal((a + torch.tensor(1.0)).cpu(), torch.full((2,), 2.0))
 
 
+def test_lists_may_hold_tensors_of_several_devices() -> None:
+    """As on CUDA, where ATen goes through such lists tensor by tensor; each pair must not mix devices still."""
+    ones = [torch.ones(2, device="virtual:0"), torch.ones(2, device="virtual:1"), torch.ones(2)]
+    zeros = [torch.zeros(2), torch.zeros(2, device="virtual:0"), torch.zeros(2, device="virtual:1")]
+    torch._foreach_copy_(zeros, ones)
+    torch._foreach_mul_(zeros, 3)
+    assert [str(each.device) for each in zeros] == ["cpu", "virtual:0", "virtual:1"]
+    assert [each.tolist() for each in zeros] == [[3.0, 3.0]] * 3
+    assert [each.tolist() for each in torch._foreach_add(ones, 1)] == [[2.0, 2.0]] * 3
+    with pytest.raises(RuntimeError, match="same device"):
+        torch._foreach_add_(zeros, ones)
+
+
 def test_views_and_in_place_operations_share_memory() -> None:
     base = torch.zeros(8, device=DEVICE)
     base[2:4] = 5

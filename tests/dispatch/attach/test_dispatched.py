@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from torch import nn
 
 from bigmodel.devices import memory_allocated
 from bigmodel.dispatch import dispatch_model
@@ -73,3 +74,32 @@ def test_a_log_puts_everything_back_the_last_first() -> None:
     assert registry["weight"].item() == 2
     log.undo()
     assert registry["weight"] is first
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_encoder_whose_layers_torch_does_not_probe_is_prefetched_across_calls(nested: bool) -> None:
+    """Writes through ``.data`` show in the next call either way."""
+
+    def made() -> nn.TransformerEncoder:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, 3, enable_nested_tensor=nested).eval()
+
+    values, plain, model = torch.randn(2, 5, 16), made(), dispatch_model(made(), {"": "cpu"}, main_device=0)
+    with torch.no_grad():
+        for _ in range(2):
+            model(values)
+        before = model.dispatch_stats()[at(0)]
+        for factor in (2.0, 0.5):
+            for encoder in (plain, model):
+                for layer in encoder.layers:
+                    layer.linear1.weight.data.mul_(factor)
+            expected = plain.to(at(0))(values.to(at(0))).cpu()
+            plain.cpu()
+            assert torch.equal(model(values), expected)
+        written = model.dispatch_stats()[at(0)]
+        for _ in range(2):
+            model(values)
+        after = model.dispatch_stats()[at(0)]
+    assert written["misses"] > before["misses"]
+    assert (after["misses"] - written["misses"] == 0) == (not nested)

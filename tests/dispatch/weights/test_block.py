@@ -63,9 +63,9 @@ def test_writing_to_a_tensor_changes_the_version() -> None:
 def test_a_replacement_is_taken_over_if_it_fits() -> None:
     module = nn.Linear(3, 2)
     block = block_of(module)
-    assert not block.adopt_replaced()
+    assert not block.adopt_replaced()[0]
     module.weight = nn.Parameter(torch.full((2, 3), 7.0))
-    assert block.adopt_replaced()
+    assert block.adopt_replaced()[0]
     assert torch.equal(fetched(block)[0], module.weight)
     module.weight = nn.Parameter(torch.ones(5))
     with pytest.raises(DispatchError, match="'weight' of 'module'"):
