@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import maybe_current_level
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -141,8 +142,8 @@ class Recorder(TorchDispatchMode):
         Returns:
             Whether there are such weights. Then `end_function` must follow.
         """
-        if self._in_function or not self._owners or len(operands) < 2:
-            return False
+        if self._in_function or not self._owners or len(operands) < 2 or maybe_current_level() is not None:
+            return False  # within a transform, as masks are made, tensors have no storage: its operations are recorded
         use = self._outside_use(operands, self._weights_alone(operands))
         if use is None:
             return False

@@ -70,3 +70,20 @@ def test_the_copy_of_a_weight_of_another_unit_is_planned_to_the_byte() -> None:
 def test_a_tied_weight_is_a_unit_s_own() -> None:
     profile = profile_model(Tied(), sample_inputs=(torch.zeros(1, 2, dtype=torch.long),))
     assert not any(isinstance(event, OutsideUse) for event in profile.phases[0].trace.events)
+
+
+def test_a_model_that_makes_its_mask_under_a_transform_is_known() -> None:
+    class Masking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            places = torch.arange(x.shape[0])
+            mask = torch.vmap(lambda one: one.add(places).gt(places) & places.ge(one))(places)
+            found: torch.Tensor = mask.to(x.dtype) @ self.layer(x)
+            return found
+
+    profile = profile_model(nn.Sequential(Masking(), nn.Linear(4, 4)), sample_inputs=(torch.zeros(3, 4),))
+    assert profile.phases
+    assert profile.unknown == ""
