@@ -48,8 +48,9 @@ def _layouts(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
         yield from _patches_in_grids(config, patches, grids[0], channels, (height, width), batch_size)
     if "spatial_shapes" in accepted:
         yield from _patches_with_shapes(config, channels, batch_size)
-    if "image_position_ids" in accepted:
-        yield from _patches_with_places(config, channels, batch_size)
+    places = next((name for name in PLACES if name in accepted), None)
+    if places is not None:
+        yield from _patches_with_places(config, places, channels, batch_size)
     if "image_token_pooling" in accepted:
         yield from _pooled_crops(config, channels, batch_size)
     if "aspect_ratio_ids" in accepted:
@@ -79,6 +80,12 @@ def _layouts(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
 GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hws", "grid_hws", "image_grid_hw")
 """Inputs that hold the rows and columns of patches of each image; with a "t", the frames before them."""
 
+PLACES = ("image_position_ids", "pixel_position_ids")
+"""Inputs that hold the column and row of each patch."""
+
+LIKE_PIXELS = ("prompt_pixel_values", "prompt_masks")
+"""Inputs of the shape of the images: an image and its mask as an example of what to do."""
+
 
 def _whole_images(model: nn.Module, name: str, batch_size: int) -> Iterator[Inputs]:
     """Yield images, several images of each sequence, and videos."""
@@ -86,12 +93,16 @@ def _whole_images(model: nn.Module, name: str, batch_size: int) -> Iterator[Inpu
     channels, height, width = image_shape(config)
     sizes = [(height, width)] if _names_size(config) else [(size, size) for size in IMAGE_SIZES]
     sizes += [(size, size) for size in fields(config, "image_size")]
-    sizes += [(size, size) for size in (*_sizes_by_patches(config), *_sizes_by_scales(config))]
+    more = (*_sizes_by_patches(config), *_sizes_by_scales(config), *_sizes_by_windows(config))
+    sizes += [(size, size) for size in more]
     frames = first_field(config, FRAMES, "num_frames", "frames_per_clip")
+    patch = first_field(config, PATCH, "patch_size")
     for high, wide in dict.fromkeys(sizes):
         extras: list[Inputs] = [{}]
         if "image_sizes" in parameters_of(model):
             extras.append({"image_sizes": torch.tensor([[high, wide]] * batch_size)})
+        if "target_sizes" in parameters_of(model):  # in patches
+            extras.append({"target_sizes": torch.tensor([[high // patch, wide // patch]] * batch_size)})
         shapes = [(channels, high, wide), (1, channels, high, wide), (frames, channels, high, wide)]
         shapes += [(channels, frames, high, wide), (2, channels, high, wide), (5, channels, high, wide)]
         if "video" in modalities(model) and "image" not in modalities(model):
@@ -117,6 +128,13 @@ def _sizes_by_scales(config: Any) -> list[int]:
     """Return the size of images that a model also cuts into patches when they are scaled down."""
     ratios = getattr(config, "scaled_images_ratios", None)
     return [round(first_field(config, PATCH, "patch_size") / min(ratios))] if ratios else []
+
+
+def _sizes_by_windows(config: Any) -> list[int]:
+    """Return the sizes that the config names, enlarged so that as many windows as it says divide the patches."""
+    windows = fields(config, "num_windows_side", "num_windows")[:1]
+    edges = [count * first_field(config, PATCH, "patch_size") for count in windows]
+    return [math.ceil(size / edge) * edge for edge in edges for size in fields(config, "image_size")]
 
 
 def _largest_tiling(pinpoints: Collection[Any], channels: int, edge: int, batch_size: int) -> Inputs:
@@ -164,7 +182,7 @@ def _patches_with_shapes(config: Any, channels: int, batch_size: int) -> Iterato
     }
 
 
-def _patches_with_places(config: Any, channels: int, batch_size: int) -> Iterator[Inputs]:
+def _patches_with_places(config: Any, name: str, channels: int, batch_size: int) -> Iterator[Inputs]:
     """Yield images as padded lists of patches, with the column and row of each patch. As many tokens are left of them
     as the config names."""
     patch = first_field(config, PATCH, "model_patch_size", "patch_size")
@@ -174,7 +192,7 @@ def _patches_with_places(config: Any, channels: int, batch_size: int) -> Iterato
         places = torch.stack(torch.meshgrid(torch.arange(edge), torch.arange(edge), indexing="xy"), -1)
         yield {
             "pixel_values": sample(batch_size, edge * edge, channels * patch_size * patch_size),
-            "image_position_ids": places.reshape(1, edge * edge, 2).repeat(batch_size, 1, 1),
+            name: places.reshape(1, edge * edge, 2).repeat(batch_size, 1, 1),
         }
 
 
@@ -200,6 +218,9 @@ def _companions(config: Any, accepted: Collection[str], pixels: Inputs, batch_si
     needed: Inputs = {}
     if "qformer_input_ids" in accepted:
         needed["qformer_input_ids"] = torch.ones(batch_size, IMAGE_TEXT, dtype=torch.long)
+    if "task_inputs" in accepted:
+        needed["task_inputs"] = torch.ones(batch_size, first_field(config, 77, "task_seq_len"), dtype=torch.long)
+    needed.update({name: sample(*values.shape) for name in LIKE_PIXELS if name in accepted})
     if "high_res_pixel_values" in accepted:
         _, high, wide = image_shape(getattr(config, "high_res_vision_config", config))
         needed["high_res_pixel_values"] = sample(batch_size, values.shape[1], high, wide)

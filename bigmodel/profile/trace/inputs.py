@@ -38,6 +38,9 @@ IMAGE_SIZES = (224, 512, 1024, 1536)
 FRAMES, SAMPLES, PATCH = 16, 32000, 16
 """Frames of a video, samples of a sound (two seconds) and pixels of a patch, for configs that name none."""
 
+FINER_SAMPLES = 48000
+"""Samples of a sound of two seconds at 24 kHz: of codecs whose frames are 80 ms long, 25 frames."""
+
 TEXT = ("input_ids", "inputs_embeds")
 """Text inputs of transformers models."""
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from .image_inputs import image_inputs, image_shape
 from .inputs import (
+    FINER_SAMPLES,
     IMAGES,
     PATCH,
     SAMPLES,
@@ -81,10 +82,11 @@ def sound_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
             "mel_bins", "n_mels", "input_size", "input_dim", "num_melspec_bins", "feature_dim", "model_in_channels",
         )  # fmt: skip
         positions = [2 * each for each in fields(config, "max_source_positions")]
+        positions += [each // 2 * 2 for each in fields(config, "max_position_embeddings") if each < frames]
         shapes_and_lengths = [
             (shape, length)
             for length in dict.fromkeys([frames, *positions, *fields(config, "spec_size", "max_length")])
-            for count in dict.fromkeys([bands, *named, 128, 160])
+            for count in dict.fromkeys([bands, *named, 128, 160, *_stacked(config, bands)])
             for shape in ((count, length), (length, count), (1, length, count))
         ]
         for shape, length in shapes_and_lengths:
@@ -102,6 +104,8 @@ def sound_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
         shapes: tuple[tuple[int, ...], ...] = (
             (SAMPLES,),
             (1, SAMPLES),
+            (FINER_SAMPLES,),
+            (1, FINER_SAMPLES),
             (first_field(config, 1024, "max_length"), first_field(config, 128, "num_mel_bins")),
         )
         yield from ({name: sample(batch_size, *shape)} for shape in shapes)
@@ -109,6 +113,12 @@ def sound_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
         for count in dict.fromkeys(count for shape, _ in shapes_and_lengths for count in shape[-1:]):
             features = sample(batch_size, SAMPLES // SAMPLES_OF_FRAME, count)
             yield {name: sample(batch_size, 1, SAMPLES), "input_features": features}
+
+
+def _stacked(config: Any, bands: int) -> list[int]:
+    """Return features of a frame that consists of several: as many as the config says, or twice and four times those of
+    one."""
+    return [bands * count for count in (*fields(config, "num_stacked_frames"), 2, 4)]
 
 
 def _masks(accepted: Collection[str], batch_size: int, length: int) -> Inputs:
@@ -130,4 +140,7 @@ def series_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
         extra["past_observed_mask"] = torch.ones(batch_size, length + lags)
     yield {"past_values": sample(batch_size, length, channels)}
     yield {"past_values": sample(batch_size, length + lags), **extra}
-    yield {"past_values": sample(batch_size, length), "past_values_padding": torch.zeros(batch_size, length)}
+    padded = {"past_values": sample(batch_size, length), "past_values_padding": torch.zeros(batch_size, length)}
+    yield padded
+    if "freq" in accepted:
+        yield {**padded, "freq": torch.zeros(batch_size, 1, dtype=torch.long)}

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from ...devices import HOST
 from .extrapolate import LayerSample
+from .initial_buffers import initial_buffers
 from .recorder import Recorder
 from .values import LARGEST, Values, real_tensors
 from .work import tensors_in
@@ -40,7 +41,8 @@ def fake_clone(
     """Return a copy of `model` in evaluation mode with fake tensors on `device` and only the sampled blocks.
 
     Args:
-        model: any module, on any device, also meta; not changed. Only the values of integer buffers are read.
+        model: any module, on any device, also meta; not changed. Only the values of integer buffers are read, or
+            computed (`initial_buffers`).
         mode: the mode the fake tensors belong to.
         device: device that the fake tensors report.
         sequences: texts that the model computes at once: the workload's, or as many for each beam.
@@ -48,13 +50,16 @@ def fake_clone(
         samples: the blocks to keep of long lists of blocks.
     """
     memo: dict[int, object] = {}
+    values = initial_buffers(model)
     left_out = {id(block) for sample in samples for block in sample.blocks_of(model)[sample.count :]}
     memo.update((block, nn.Identity()) for block in left_out)
     for module in _modules_without(model, left_out):
         for registry in (module._parameters, module._buffers):
             for tensor in registry.values():
                 if tensor is not None and id(tensor) not in memo:
-                    memo[id(tensor)] = _fake(tensor, mode, device, dtypes.get(id(tensor), tensor.dtype))
+                    fake = memo[id(tensor)] = _fake(tensor, mode, device, dtypes.get(id(tensor), tensor.dtype))
+                    if id(tensor) in values:
+                        Values().give(fake, values[id(tensor)])
         for value in vars(module).values():
             if isinstance(value, torch.Tensor) and not value.is_leaf:  # a weight that a hook has made: not copied
                 memo[id(value)] = _fake(value, mode, device, dtypes.get(id(value), value.dtype))

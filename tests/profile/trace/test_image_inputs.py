@@ -119,3 +119,29 @@ def test_an_image_that_is_scaled_down_is_as_large_as_its_patches_at_the_smallest
 
     found = [tuple(inputs["pixel_values"].shape) for inputs in image_inputs(Model(), 2)]  # type: ignore[arg-type]
     assert (2, 3, 64, 64) in found
+
+
+def test_windows_divide_the_patches_of_an_image() -> None:
+    found = candidates("pixel_values", image_size=518, patch_size=14, num_windows=4)
+    assert {"pixel_values": (1, 3, 560, 560)} in found
+
+
+def test_an_image_comes_with_an_example_of_its_shape() -> None:
+    found = candidates("pixel_values, prompt_pixel_values, prompt_masks", image_size=8)
+    shape = (1, 3, 8, 8)
+    assert found[0] == {"pixel_values": shape, "prompt_pixel_values": shape, "prompt_masks": shape}
+
+
+def test_an_image_comes_with_the_text_of_a_task() -> None:
+    assert candidates("pixel_values, task_inputs", image_size=8, task_seq_len=5)[0]["task_inputs"] == (1, 5)
+
+
+@pytest.mark.parametrize("name", ["image_position_ids", "pixel_position_ids"])
+def test_patches_come_with_their_places(name: str) -> None:
+    found = candidates(f"pixel_values, {name}", patch_size=4, default_output_length=9, pooling_kernel_size=2)
+    assert {"pixel_values": (1, 36, 48), name: (1, 36, 2)} in found
+
+
+def test_an_image_comes_with_its_rows_and_columns_of_patches() -> None:
+    found = candidates("pixel_values, target_sizes", image_size=32, patch_size=8)
+    assert {"pixel_values": (1, 3, 32, 32), "target_sizes": (1, 2)} in found

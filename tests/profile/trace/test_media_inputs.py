@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import transformers
 from torch import nn
 
 from bigmodel.profile import profile_model
-from bigmodel.profile.trace.media_inputs import has_encoder, robot_inputs, sound_inputs, sound_shape
+from bigmodel.profile.trace.media_inputs import has_encoder, robot_inputs, series_inputs, sound_inputs, sound_shape
 
 
 def test_sounds_have_two_frames_for_each_position() -> None:
@@ -75,3 +76,38 @@ def test_a_codec_is_given_samples_with_features_of_as_many_frames_as_they_have()
     both = [each for each in sound_inputs(Codec(), 2) if len(each) == 2]
     assert {each["input_values"].shape for each in both} == {(2, 1, 32000)}
     assert (2, 100, 160) in {each["input_features"].shape for each in both}
+
+
+def sounds(name: str, **config: object) -> set[tuple[int, ...]]:
+    """Return the shapes, without the batch, that are tried for a sound which a forward takes under this name."""
+    names: dict[str, Any] = {}
+    exec(f"def forward(self, {name}): ...", names)
+    model: Any = type("Model", (), {"forward": names["forward"], "config": SimpleNamespace(**config)})()
+    return {tuple(inputs[name].shape[1:]) for inputs in sound_inputs(model, 2)}
+
+
+def test_samples_are_of_two_seconds_at_16_and_at_24_khz() -> None:
+    assert {(32000,), (48000,), (1, 32000), (1, 48000)} <= sounds("input_values")
+
+
+def test_a_frame_may_consist_of_several() -> None:
+    assert {(3000, 560), (3000, 160), (3000, 320)} <= sounds("input_features", num_mel_bins=80, num_stacked_frames=7)
+
+
+def test_frames_are_not_more_than_there_are_positions() -> None:
+    assert (2048, 80) in sounds("input_features", max_position_embeddings=2049)
+    assert sounds("input_features", max_position_embeddings=131072) == sounds("input_features")
+
+
+def test_a_time_series_has_a_frequency() -> None:
+    class Forecasting(nn.Module):
+        def forward(self, past_values: torch.Tensor, past_values_padding: torch.Tensor, freq: torch.Tensor) -> None: ...
+
+    model = Forecasting()
+    model.config = SimpleNamespace(context_length=64)  # type: ignore[assignment]
+    (found,) = [inputs for inputs in series_inputs(model, 2) if "freq" in inputs]
+    assert {name: tuple(value.shape) for name, value in found.items()} == {
+        "past_values": (2, 64),
+        "past_values_padding": (2, 64),
+        "freq": (2, 1),
+    }
