@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,24 +12,30 @@ import torch
 
 from bigmodel.devices import accelerators, memory_allocated
 from bigmodel.errors import ServeError, SizeError
+from bigmodel.profile.trace.workload import DEFAULT_CONTEXT
+from bigmodel.server.text.images import ImageSupport, largest_prompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bigmodel.plan import Plan
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Loaded:
     """A model ready to serve; ``draft_model`` proposes tokens that it verifies.
 
-    ``checkpoint`` is a digest of the files it was loaded from.
+    ``images`` is there for a model whose prompts may have images. ``checkpoint`` is a digest of the files it was loaded
+    from.
     """
 
     model: Any
     tokenizer: Any
     plan: Any = None
     draft_model: Any = None
+    images: ImageSupport | None = None
     checkpoint: str | None = None
 
 
@@ -104,6 +111,7 @@ class LoadOptions(TypedDict, total=False):
     batch_size: int
     context_length: int | None
     padded: bool
+    sample_inputs: Mapping[str, torch.Tensor]
 
 
 def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadOptions]) -> Loaded:
@@ -123,11 +131,45 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     source = open_source(model, revision, trust_remote_code=trusted)  # raises before anything is loaded
     progress.begin("loading the tokenizer")
     tokenizer = load_tokenizer(model, revision, trusted)
+    images = load_images(model, tokenizer, options)
     progress.measure()
     progress.begin("loading the weights")
     with watching(progress.report):
         placed = from_pretrained(model, per_pass=False, **options)  # the engine holds keys and values itself
-    return Loaded(placed, tokenizer, get_plan(placed), checkpoint=checkpoint_digest(source))
+    return Loaded(placed, tokenizer, get_plan(placed), images=images, checkpoint=checkpoint_digest(source))
+
+
+def load_images(model: str, tokenizer: Any, options: LoadOptions) -> ImageSupport | None:
+    """Return what turns images into inputs of a model, and let ``options`` plan memory for the largest ones.
+
+    None for a model of texts alone, and for one whose processor cannot be loaded or whose images do not fit the
+    context; a warning says why then.
+    """
+    from transformers import AutoConfig, AutoProcessor
+
+    where: dict[str, Any] = {
+        "revision": options.get("revision"),
+        "trust_remote_code": options.get("trust_remote_code", False),
+    }
+    try:
+        config = AutoConfig.from_pretrained(model, **where)
+    except (OSError, ValueError):  # GGUF files have none
+        return None
+    if not hasattr(config, "vision_config"):
+        return None
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT
+    try:
+        processor = AutoProcessor.from_pretrained(model, **where)
+        arguments, images = largest_prompt(
+            processor, min(options.get("context_length") or DEFAULT_CONTEXT, longest) - 1
+        )
+    except (OSError, ValueError, ImportError, AttributeError, ServeError) as error:
+        logger.warning("images are refused: %s", error)
+        return None
+    if not getattr(tokenizer, "chat_template", None):
+        tokenizer.chat_template = processor.chat_template
+    options["sample_inputs"] = arguments
+    return images
 
 
 def load_tokenizer(model: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:

@@ -14,6 +14,7 @@ from bigmodel.server.engine.budget import EngineOptions, KVBudget, kv_budget, se
 from bigmodel.server.engine.compute.choose_runner import choose_runner
 from bigmodel.server.engine.compute.draft import Drafter, ModelDrafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner, generates
+from bigmodel.server.engine.compute.media import MediaRunner, takes_images
 from bigmodel.server.engine.compute.prompt_lookup import PromptLookup
 from bigmodel.server.engine.compute.runner import PackedRunner, Runner
 from bigmodel.server.engine.core import EngineCore
@@ -69,7 +70,7 @@ def build_engine(
     # A tokenizer may have more tokens than the model; those cannot be computed.
     codec.vocabulary_size = min(codec.vocabulary_size, vocabulary_size(model))
     core = EngineCore(
-        runner,
+        MediaRunner(runner, model) if takes_images(model) and generates(model) else runner,
         scheduler,
         codec,
         observer or Observer(),

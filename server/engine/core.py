@@ -209,7 +209,7 @@ class EngineCore:
             self._observer.tokens(min(sequence.computed, prompt) - start, 0)
             if sequence.params.prompt_logprobs and rows is not None and not sequence.output:
                 self._note_prompt_logprobs(sequence, start, rows)
-            if sequence.computed >= prompt and sequence.kv is not None:
+            if sequence.computed >= prompt and sequence.kv is not None and sequence.request.media is None:
                 self.scheduler.prefix.insert(sequence.kv, sequence.request.prompt)
         if sequence.pooler is not None:
             if rows is not None:
@@ -244,6 +244,7 @@ class EngineCore:
             self.scheduler.add(sequence)
         try:
             for sequence in request.sequences:
+                sequence.takes_drafts = request.media is None
                 sequence.stream = OutputStream(sequence, self.codec, self.eos_ids, self.max_length)
                 if request.params.grammar is not None:
                     sequence.grammar_state = request.params.grammar.state()

@@ -136,6 +136,7 @@ class _Startup:
             state.on_loaded()
         if start and not state.draining:
             engine.start()
+        state.images = loaded.images
         state.model, state.plan, state.codec, state.engine = loaded.model, loaded.plan, codec, engine
 
     @asynccontextmanager

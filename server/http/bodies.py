@@ -79,6 +79,20 @@ BY_SHAPE = Discriminator(_shape)
 """Tells what has the tag "a string" from what has the tag "an object": errors are about the one that was meant."""
 
 
+def _type_of(given: Any) -> Any:
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return f"the type {kind}" if isinstance(kind, str) else None
+
+
+def by_type(*names: str) -> Discriminator:
+    """Tell objects apart by their ``type``; each has the tag "the type NAME"."""
+    return Discriminator(
+        _type_of,
+        custom_error_type="object_type",
+        custom_error_message=f"must be an object of the type {', '.join(names[:-1])} or {names[-1]}",
+    )
+
+
 def disagrees(field: str, why: str) -> PydanticCustomError:
     """The validation error of a ``field`` that contradicts another one."""
     return PydanticCustomError(DISAGREES, why, {"field": field})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 
-from bigmodel.server.http.bodies import MAX_TOP_LOGPROBS, Body, FreeObject, Labels, Sampling, Text, disagrees
+from bigmodel.server.http.bodies import MAX_TOP_LOGPROBS, Body, FreeObject, Labels, Sampling, Text, by_type, disagrees
 from bigmodel.server.http.call_arguments import with_object
 from bigmodel.server.http.tool_bodies import Function, NamedTool, ToolChoice, ToolList
 
@@ -18,11 +18,29 @@ class TextPart(Body):
     text: Text
 
 
+class ImageURL(Body):
+    """An image as a data URL. How much detail is looked at is the model's own."""
+
+    url: Text
+    detail: Literal["auto"] | None = None
+
+
+class ImagePart(Body):
+    type: Literal["image_url"]
+    image_url: ImageURL
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("the type text")] | Annotated[ImagePart, Tag("the type image_url")],
+    by_type("text", "image_url"),
+]
+
+
 class Message(Body):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: Text | Annotated[list[Part], Field(fail_fast=True)] | None = None
     name: Text | None = None
     tool_calls: Annotated[list[FreeObject], Field(fail_fast=True)] | None = None
     tool_call_id: Text | None = None
@@ -33,13 +51,33 @@ class Message(Body):
     def _content_given(self) -> Message:
         if self.content is None and self.role != "assistant":
             raise disagrees("content", f"is required in a message of the role '{self.role}'")
+        if self.images and self.role != "user":
+            raise disagrees("content", "may have images in a message of the role 'user' alone")
         return self
 
-    def plain(self, *, arguments_as_objects: bool = True) -> dict[str, Any]:
-        """The message as chat templates expect it: text content as one string, no absent fields."""
-        message: dict[str, Any] = {"role": self.role}
-        content = self.content
-        message["content"] = "".join(p.text for p in content) if isinstance(content, list) else content or ""
+    @property
+    def images(self) -> list[str]:
+        """URLs of its images."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+
+    def _parts(self) -> list[dict[str, str]]:
+        """The content as chat templates expect it beside images: text, and a place for each image."""
+        if not isinstance(self.content, list):
+            return [{"type": "text", "text": self.content or ""}]
+        return [
+            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+            for part in self.content
+        ]
+
+    def _text(self) -> str:
+        if not isinstance(self.content, list):
+            return self.content or ""
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    def plain(self, *, arguments_as_objects: bool = True, in_parts: bool = False) -> dict[str, Any]:
+        """The message as chat templates expect it: content as one string or ``in_parts``, no absent fields."""
+        message: dict[str, Any] = {"role": self.role, "content": self._parts() if in_parts else self._text()}
         for field in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, field) is not None:
                 message[field] = getattr(self, field)

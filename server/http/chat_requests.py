@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from fastapi import APIRouter
 from fastapi import Request as HTTPRequest
 from pydantic import ValidationError
@@ -38,6 +39,7 @@ from bigmodel.server.http.reasoning import reasoning_budget, reasoning_variables
 from bigmodel.server.http.respond import Answer, JoinedRequests, Mailbox, respond
 from bigmodel.server.http.state import state_of
 from bigmodel.server.text.codec import TemplateError, TextCodec
+from bigmodel.server.text.images import ImageError, ImageSupport
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -94,7 +96,7 @@ async def prepare_chat(
     effort = body.reasoning_effort
     asked = thinking is not None or effort is not None
     variables = reasoning_variables(codec, thinking, effort, usual_effort) if asked else {}
-    prompt = await chat_prompt(body, codec, engine.core.max_length, in_turn(http), variables)
+    prompt, media = await chat_inputs(body, codec, engine.core.max_length, in_turn(http), variables, state.images)
     form, budget = answer_format(body, state, codec, prompt), body.thinking_token_budget
     params = sampling_params(
         body,
@@ -106,22 +108,24 @@ async def prepare_chat(
         kept_special=None if form is None else form.kept,
     )
     mailbox = state.mailbox(at_once=not body.stream)
-    return PreparedChat(engine, codec, make_request(http, body, prompt, params, mailbox.sink(0)), form, mailbox)
+    return PreparedChat(engine, codec, make_request(http, body, prompt, params, mailbox.sink(0), media), form, mailbox)
 
 
 # --- the tokens of a conversation -----------------------------------------------------------------------
 
 
-async def chat_prompt(
+async def chat_inputs(
     body: ChatBody,
     codec: TextCodec,
     longest: int,
     run: OffLoop = off_loop,
     variables: Mapping[str, Any] | None = None,
-) -> list[int]:
+    images: ImageSupport | None = None,
+) -> tuple[list[int], Mapping[str, torch.Tensor] | None]:
     """Return the tokens of a conversation in the model's chat template, with `variables` that the body does not set.
 
-    400 for variables that the template cannot have, 413 for more than `longest` tokens.
+    With images, there are other inputs of the model's forward, too. 400 for variables that the template cannot have and
+    for images that are not accepted, 413 for more than `longest` tokens.
     """
     check_template_variables(codec, body.chat_template_kwargs)
     tools = None if body.tool_choice == "none" else [tool.plain() for tool in body.tools or ()]
@@ -130,7 +134,18 @@ async def chat_prompt(
         if not codec.has_variable("documents"):
             raise bad_value("documents", "the model's chat template takes none", code="unsupported_parameter")
         arguments["documents"] = body.documents
-    return await render(codec, body.messages, tools, arguments, longest, special=body.add_special_tokens, run=run)
+    urls = [url for message in body.messages for url in message.images]
+    special = body.add_special_tokens
+    if not urls:
+        return await render(codec, body.messages, tools, arguments, longest, special=special, run=run), None
+    if images is None:
+        raise bad_value("messages", "the model takes no images", code="unsupported_parameter")
+    text = await rendered(codec, body.messages, tools, arguments, in_parts=True, run=run)
+    await encode_prompt(codec, text, special, images.tokens, "messages", run)  # the processor has no bound
+    try:
+        return await run(ANY_SIZE, lambda: images.process(text, urls, special=special))
+    except ImageError as error:
+        raise bad_value("messages", str(error)) from error
 
 
 def check_template_variables(codec: TextCodec, variables: Mapping[str, Any] | None) -> None:
@@ -154,11 +169,30 @@ async def render(
 
     400 when the template refuses them, 413 for more than `longest` tokens.
     """
+    if any(message.images for message in messages):
+        raise bad_value("messages", "images are accepted in chats alone", code="unsupported_parameter")
+    text = await rendered(codec, messages, tools, arguments, run=run)
+    return await encode_prompt(codec, text, special, longest, "messages", run)
+
+
+async def rendered(
+    codec: TextCodec,
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None,
+    arguments: Mapping[str, Any],
+    *,
+    in_parts: bool = False,
+    run: OffLoop = off_loop,
+) -> str:
+    """Return messages as text, in the chat template with its `arguments`; their contents are given to it `in_parts`.
+
+    400 when the template refuses them.
+    """
     extra = dict(arguments)
     prompted = extra.pop("add_generation_prompt", True)
 
     def text(*, arguments_as_objects: bool) -> str:
-        given = [message.plain(arguments_as_objects=arguments_as_objects) for message in messages]
+        given = [message.plain(arguments_as_objects=arguments_as_objects, in_parts=in_parts) for message in messages]
         if "developer" not in codec.template_source:  # templates leave out roles that they do not know
             given = [{**each, "role": "system"} if each["role"] == "developer" else each for each in given]
         return codec.render_chat(given, tools=tools, add_generation_prompt=prompted, extra=extra)
@@ -177,12 +211,11 @@ async def render(
             raise
 
     try:
-        rendered = await run(ANY_SIZE, text_of_any_template)  # a template is a program
+        return await run(ANY_SIZE, text_of_any_template)  # a template is a program
     except TemplateError as error:
         raise bad_value("messages", str(error)) from error
     except JSONBoundsError as error:
         raise APIError(413, str(error), param="messages", code="body_too_long") from error
-    return await encode_prompt(codec, rendered, special, longest, "messages", run)
 
 
 # --- bodies of other interfaces -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from fastapi import Request as HTTPRequest
 
 from bigmodel.server.answers.parsers.formats import AnswerFormat, ModelFormats
@@ -34,7 +35,14 @@ def engine_id(http: HTTPRequest) -> str:
     return f"{http.scope.get(REQUEST_ID, '')}/{uuid.uuid4().hex[:16]}"
 
 
-def make_request(http: HTTPRequest, body: Sampling, prompt: list[int], params: SamplingParams, sink: Sink) -> Request:
+def make_request(
+    http: HTTPRequest,
+    body: Sampling,
+    prompt: list[int],
+    params: SamplingParams,
+    sink: Sink,
+    media: Mapping[str, torch.Tensor] | None = None,
+) -> Request:
     """An engine request with its deadline, in the name of the client's key."""
     limits = [t for t in (body.timeout, state_of(http).settings.request_timeout) if t is not None]
     deadline = time.monotonic() + min(limits) if limits else None
@@ -47,6 +55,7 @@ def make_request(http: HTTPRequest, body: Sampling, prompt: list[int], params: S
         deadline=deadline,
         client=http.scope.get(KEY, ""),
         priority=body.priority,
+        media=media,
     )
     telemetry = state_of(http).telemetry
     if telemetry is not None:

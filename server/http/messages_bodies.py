@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 
-from bigmodel.server.http.bodies import MAX_STOPS, Body, FreeObject, Number, StopString, Text, disagrees
+from bigmodel.server.http.bodies import MAX_STOPS, Body, FreeObject, Number, StopString, Text, by_type, disagrees
 from bigmodel.server.http.chat_bodies import MAX_MESSAGES
 from bigmodel.server.http.tool_bodies import FunctionName, few_tools
 
@@ -32,6 +32,17 @@ class TextBlock(_Cached):
     type: Literal["text"]
     text: Text
     citations: Annotated[list[None], Field(max_length=0)] | None = None
+
+
+class ImageSource(Body):
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/webp"]
+    data: Text
+
+
+class ImageBlock(_Cached):
+    type: Literal["image"]
+    source: ImageSource
 
 
 class ThinkingBlock(Body):
@@ -64,10 +75,17 @@ class ToolResultBlock(_Cached):
     is_error: bool = False
 
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Block = Annotated[
+    Annotated[TextBlock, Tag("the type text")]
+    | Annotated[ImageBlock, Tag("the type image")]
+    | Annotated[ThinkingBlock, Tag("the type thinking")]
+    | Annotated[ToolUseBlock, Tag("the type tool_use")]
+    | Annotated[ToolResultBlock, Tag("the type tool_result")],
+    by_type("text", "image", "thinking", "tool_use", "tool_result"),
+]
 
 _BLOCKS_OF = {
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
     "system": ("text",),
 }
@@ -87,7 +105,7 @@ class AnthropicMessage(Body):
         return self
 
     @property
-    def blocks(self) -> list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]:
+    def blocks(self) -> list[TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]:
         """The content as blocks."""
         if isinstance(self.content, str):
             return [TextBlock(type="text", text=self.content)]

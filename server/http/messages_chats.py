@@ -11,6 +11,7 @@ from bigmodel.server.http.messages_bodies import (
     AnthropicMessage,
     AnthropicTool,
     CountTokensBody,
+    ImageBlock,
     MessagesBody,
     TextBlock,
     ToolResultBlock,
@@ -104,6 +105,9 @@ def _question(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": shown}
         elif isinstance(block, TextBlock):
             yield {"role": message.role, "content": block.text}
+        elif isinstance(block, ImageBlock):
+            url = f"data:{block.source.media_type};base64,{block.source.data}"
+            yield {"role": message.role, "content": [{"type": "image_url", "image_url": {"url": url}}]}
 
 
 def _text(content: str | list[TextBlock]) -> str:
@@ -118,4 +122,15 @@ def _joined(messages: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if not plain:
             yield from group
         else:
-            yield {"role": plain, "content": _BETWEEN.join(message["content"] for message in group)}
+            yield {"role": plain, "content": _joined_contents([message["content"] for message in group])}
+
+
+def _joined_contents(contents: list[str | list[dict[str, Any]]]) -> str | list[dict[str, Any]]:
+    """One text, or the parts of one content if there are images; texts next to each other stay apart in either."""
+    parts: list[dict[str, Any]] = []
+    for is_text, group in groupby(contents, key=lambda content: isinstance(content, str)):
+        if is_text:
+            parts.append({"type": "text", "text": _BETWEEN.join(each for each in group if isinstance(each, str))})
+        else:
+            parts += (part for each in group for part in each if isinstance(part, dict))
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts

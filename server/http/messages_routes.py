@@ -9,7 +9,7 @@ from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
 from bigmodel.server.answers.anthropic import MessageAnswer
-from bigmodel.server.http.chat_requests import as_chat, chat_prompt, fields_named, prepare_chat
+from bigmodel.server.http.chat_requests import as_chat, chat_inputs, fields_named, prepare_chat
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
 from bigmodel.server.http.messages_chats import FIELDS, USUAL_EFFORT, chat_fields, thinking_wanted
 from bigmodel.server.http.parsing import JSONRoute, in_turn
@@ -41,5 +41,5 @@ async def count_tokens(body: CountTokensBody, http: HTTPRequest) -> dict[str, in
     with fields_named(FIELDS):
         chat = await as_chat(http, lambda: chat_fields(body))
         variables = reasoning_variables(codec, thinking_wanted(body), chat.reasoning_effort, USUAL_EFFORT)
-        prompt = await chat_prompt(chat, codec, engine.core.max_length, in_turn(http), variables)
+        prompt, _ = await chat_inputs(chat, codec, engine.core.max_length, in_turn(http), variables, state.images)
     return {"input_tokens": len(prompt)}

@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from bigmodel.server.http.bodies import BY_SHAPE, MAX_TOP_LOGPROBS, Body, FreeObject, Labels, Number, Text, disagrees
+from bigmodel.server.http.bodies import (
+    BY_SHAPE,
+    MAX_TOP_LOGPROBS,
+    Body,
+    FreeObject,
+    Labels,
+    Number,
+    Text,
+    by_type,
+    disagrees,
+)
 from bigmodel.server.http.chat_bodies import MAX_MESSAGES, ReasoningEffort
 from bigmodel.server.http.tool_bodies import FunctionName, few_tools
 
@@ -26,6 +36,14 @@ class InputText(Body):
     text: Text
 
 
+class InputImage(Body):
+    """An image as a data URL. How much detail is looked at is the model's own."""
+
+    type: Literal["input_image"]
+    image_url: Text
+    detail: Literal["auto"] | None = None
+
+
 class OutputText(Body):
     """Text of an earlier answer. Its log-probabilities are not read."""
 
@@ -35,7 +53,12 @@ class OutputText(Body):
     logprobs: Annotated[list[FreeObject], Field(fail_fast=True)] | None = None
 
 
-Part = Annotated[InputText | OutputText, Field(discriminator="type")]
+Part = Annotated[
+    Annotated[InputText, Tag("the type input_text")]
+    | Annotated[InputImage, Tag("the type input_image")]
+    | Annotated[OutputText, Tag("the type output_text")],
+    by_type("input_text", "input_image", "output_text"),
+]
 
 
 class MessageItem(Body):
@@ -100,9 +123,11 @@ class ReasoningItem(Body):
         return "".join(part.text for part in self.content or self.summary or ())
 
 
-def text_of(content: str | list[InputText] | list[InputText | OutputText]) -> str:
+def text_of(content: str | list[InputText] | list[InputText | InputImage | OutputText]) -> str:
     """The text of a content in parts."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    if isinstance(content, str):
+        return content
+    return "".join(part.text for part in content if not isinstance(part, InputImage))
 
 
 def _item_type(given: Any) -> Any:

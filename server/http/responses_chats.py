@@ -9,9 +9,12 @@ from typing import Any
 from bigmodel.server.http.responses_bodies import (
     CallItem,
     CallOutputItem,
+    InputImage,
+    InputText,
     Item,
     MessageItem,
     NamedFunction,
+    OutputText,
     ReasoningItem,
     ResponsesBody,
     text_of,
@@ -76,7 +79,15 @@ def _question(item: Item) -> dict[str, Any]:
     if isinstance(item, CallOutputItem):
         return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
     assert isinstance(item, MessageItem)
-    return {"role": item.role, "content": item.text}
+    if isinstance(item.content, str) or not any(isinstance(part, InputImage) for part in item.content):
+        return {"role": item.role, "content": item.text}
+    return {"role": item.role, "content": [_part(part) for part in item.content]}
+
+
+def _part(part: InputText | InputImage | OutputText) -> dict[str, Any]:
+    if isinstance(part, InputImage):
+        return {"type": "image_url", "image_url": {"url": part.image_url}}
+    return {"type": "text", "text": part.text}
 
 
 def _answers(items: Iterator[Item]) -> Iterator[dict[str, Any]]:

@@ -24,6 +24,7 @@ from bigmodel.server.http.respond import Mailbox, Relay
 from bigmodel.server.http.telemetry import Telemetry
 from bigmodel.server.loading import Loading
 from bigmodel.server.text.codec import TextCodec
+from bigmodel.server.text.images import ImageSupport
 
 BODY_BYTES = 128 << 10
 """Bytes of a request body beside its prompt: tools, a schema, names of fields."""
@@ -102,6 +103,7 @@ class ServerState:
     engine: Engine | None = None
     codec: TextCodec | None = None
     model: Any = None
+    images: ImageSupport | None = None  # for models whose prompts may have images
     plan: Any = None
     weights: dict[str, int] | None = None  # bytes per device, counted at first use
     loading: Loading = field(default_factory=Loading)
@@ -134,7 +136,7 @@ class ServerState:
     @property
     def text_limit(self) -> int:
         """Bytes of the longest text in a request body: more than any prompt that fits the context needs."""
-        if self.engine is None:
+        if self.engine is None or self.images is not None:
             return MOST_BODY_BYTES
         return min(BODY_BYTES + BODY_BYTES_PER_TOKEN * self.engine.core.max_length, MOST_BODY_BYTES)
 

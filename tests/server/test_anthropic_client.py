@@ -252,7 +252,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"max_tokens": 5000}, 400, "invalid_request_error", "max_tokens"),
         ({"temperature": 1.5}, 400, "invalid_request_error", "temperature"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "messages"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, 413, "request_too_large", "messages"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, 400, "invalid_request_error", "tool_choice"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice"),

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
 
 PROMPT_BLOCK = 128
 """Positions of a prompt that are attended to in one call, and cached together. Counted from the prompt's start."""
@@ -57,7 +54,7 @@ class SequenceKV:
 
     def __init__(self) -> None:
         self.capacity = 0
-        self.model_cache: DynamicCache | None = None  # the model's own cache, where the plain runner computes
+        self.model_cache: Any = None  # what a runner keeps that computes the sequence alone
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def reserve(self, capacity: int) -> None:

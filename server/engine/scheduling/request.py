@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+import torch
+
 from bigmodel.server.engine.kv.buffers import SequenceKV
 from bigmodel.server.engine.kv.prefix_files import BlockFile
 
@@ -158,7 +160,8 @@ class Request:
     """One accepted request: a prompt, ``n`` sequences to generate, and the sink of its events.
 
     ``deadline`` is in seconds of :func:`time.monotonic`, or None. ``client`` names whose request it is: clients take
-    turns. Of the requests of one that wait, those of the lowest ``priority`` come first.
+    turns. Of the requests of one that wait, those of the lowest ``priority`` come first. ``media``: what the model's
+    forward takes beside the tokens of a prompt with images.
     """
 
     request_id: str
@@ -169,6 +172,7 @@ class Request:
     deadline: float | None = None
     client: str = ""
     priority: int = 0
+    media: Mapping[str, torch.Tensor] | None = None
     trace: Any = None  # what its spans belong to, where there is telemetry
     arrived: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None

@@ -96,7 +96,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        if sequence.index == 0:
+        if sequence.index == 0 and sequence.request.media is None:
             self.prefix.read_ahead(sequence.request.prompt)
         self.waiting.append(sequence)
 
@@ -186,6 +186,7 @@ class Scheduler:
         first = sequence.request.sequences[0]
         return (
             self.prefix.enabled
+            and sequence.request.media is None
             and first is not sequence
             and first.phase is SequencePhase.RUNNING
             and first.computed < first.prompt_length
@@ -202,9 +203,11 @@ class Scheduler:
         if not self._extend(kv, capacity):
             return False
         try:
-            # Where something is needed of each token of the prompt, none may come from the cache.
+            # Where something is needed of each token of the prompt, none may come from the cache. Nor may it where the
+            # placeholders of images are tokens: the same ones stand for any image.
             pooling = sequence.params.pooling
             whole = sequence.params.prompt_logprobs or (pooling is not None and pooling.all_rows)
+            whole = whole or sequence.request.media is not None
             cached = 0 if whole else self.prefix.match(prompt)
             self.prefix.copy_into(kv, prompt, cached)
             sequence.on_file = [] if whole else self.prefix.files_after(prompt, cached)

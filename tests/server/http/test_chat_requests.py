@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bigmodel.server.http.chat_bodies import ChatBody
-from bigmodel.server.http.chat_requests import chat_prompt
+from bigmodel.server.http.chat_requests import chat_inputs
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.text.codec import TextCodec
 from tests.server.http.asking import CHAT, post, refusal
@@ -49,7 +49,7 @@ def test_a_conversation_longer_than_the_context_is_refused(url: str) -> None:
 async def test_a_conversation_goes_through_the_template_with_its_tools() -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}
     shown = [
-        await chat_prompt(ChatBody.model_validate({**body, **more}), CODEC, 9000)
+        (await chat_inputs(ChatBody.model_validate({**body, **more}), CODEC, 9000))[0]
         for more in ({}, {"tool_choice": "none"})
     ]
     assert [CODEC.decode(tokens) for tokens in shown] == [
@@ -73,7 +73,7 @@ async def test_templates_take_arguments_as_objects_or_as_text(
     monkeypatch.setattr(tiny_tokenizer(), "chat_template", "{% for m in messages %}" + template + "{% endfor %}")
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":  1}'}}
     body = {"model": "tiny", "messages": [{"role": "assistant", "tool_calls": [call]}]}
-    assert CODEC.decode(await chat_prompt(ChatBody.model_validate(body), CODEC, 9000)) == text
+    assert CODEC.decode((await chat_inputs(ChatBody.model_validate(body), CODEC, 9000))[0]) == text
 
 
 @pytest.mark.anyio
@@ -81,7 +81,7 @@ async def test_arguments_of_earlier_calls_are_bounded() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[" * 60_000}}
     body = {"model": "tiny", "messages": [{"role": "assistant", "tool_calls": [call]}]}
     with pytest.raises(APIError, match="too many values") as refused:
-        await chat_prompt(ChatBody.model_validate(body), CODEC, 9000)
+        (await chat_inputs(ChatBody.model_validate(body), CODEC, 9000))[0]
     assert (refused.value.status, refused.value.param) == (413, "messages")
 
 
@@ -94,14 +94,14 @@ def chat(**variables: Any) -> ChatBody:
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "self", "return_dict"])
 async def test_template_variables_of_the_server_are_refused(name: str) -> None:
     with pytest.raises(APIError, match=f"'{name}' is no variable") as refused:
-        await chat_prompt(chat(**{name: 1}), CODEC, 9000)
+        (await chat_inputs(chat(**{name: 1}), CODEC, 9000))[0]
     assert (refused.value.status, refused.value.param) == (400, "chat_template_kwargs")
 
 
 @pytest.mark.anyio
 async def test_a_last_message_may_be_continued() -> None:
     body = chat(continue_final_message=True).model_copy(update={"add_generation_prompt": False})
-    assert CODEC.decode(await chat_prompt(body, CODEC, 9000)) == "<user>a\n<assistant>b"
+    assert CODEC.decode((await chat_inputs(body, CODEC, 9000))[0]) == "<user>a\n<assistant>b"
 
 
 @pytest.mark.anyio
@@ -112,4 +112,4 @@ async def test_developers_are_the_system_for_templates_that_do_not_know_them(
     template = "{% for m in messages %}<{{ m.role }}>{% endfor %}" + "{# developer #}" * knows
     monkeypatch.setattr(tiny_tokenizer(), "chat_template", template)
     body = ChatBody.model_validate({"model": "tiny", "messages": [{"role": "developer", "content": "a"}]})
-    assert CODEC.decode(await chat_prompt(body, CODEC, 100)) == ("<developer>" if knows else "<system>")
+    assert CODEC.decode((await chat_inputs(body, CODEC, 100))[0]) == ("<developer>" if knows else "<system>")

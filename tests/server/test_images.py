@@ -1,0 +1,312 @@
+"""Images in chats, over HTTP: the answers are transformers' own, and what is not accepted is refused in one line."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from bigmodel.devices import max_memory_allocated, reset_peak_memory
+from bigmodel.dispatch import from_pretrained, get_plan
+from bigmodel.server import EngineOptions, Settings, create_app
+from bigmodel.server.engine import Request, SamplingParams, build_engine
+from bigmodel.server.loading import load
+from bigmodel.server.text.images import MAX_PIXELS, ImageError, ImageSupport, decode, largest_prompt
+from tests.server.live import serving
+from tests.server.tiny import Collector
+from tests.server.vision import generated, picture, processor, tiny_llava
+
+MODEL, TOKENS = "tiny", 12
+TEXT = {"input_ids": torch.ones(1, 99, dtype=torch.long)}
+
+
+@pytest.fixture(scope="module")
+def sees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a server over a LLaVA, loaded from its folder under a plan."""
+    folder = tmp_path_factory.mktemp("llava")
+    tiny_llava().save_pretrained(folder)
+    processor().save_pretrained(folder)
+    loaded = load(str(folder), max_memory={"cpu": "4GiB"}, batch_size=4, context_length=256)
+    settings = Settings(MODEL, engine=EngineOptions(max_sequences=4, max_length=256))
+    app = create_app(loader=lambda progress: loaded, settings=settings)
+    with serving(app) as url:
+        while httpx.get(f"{url}/ready").status_code != 200:
+            pass
+        yield url
+
+
+def encoded(image: Any, kind: str = "png") -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **({"lossless": True} if kind == "webp" else {}))
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def data_url(image: Any, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{encoded(image, kind)}"
+
+
+def part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def chat(url: str, content: Any, **fields: Any) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": TOKENS, "temperature": 0}
+    return httpx.post(f"{url}/v1/chat/completions", json={**body, **fields}, timeout=60)
+
+
+@cache
+def expected(prompt: str, *seeds: int) -> tuple[str, int]:
+    """Transformers' own answer, and the number of the prompt's tokens."""
+    images = [picture(seed) for seed in seeds]
+    inputs = processor()(text=prompt, images=images, return_tensors="pt", add_special_tokens=False)
+    tokens = generated(tiny_llava(), inputs, TOKENS)
+    return processor().tokenizer.decode(tokens, skip_special_tokens=True), inputs["input_ids"].shape[1]
+
+
+@pytest.mark.parametrize("kind", ["png", "webp"])
+def test_an_image_is_answered_as_by_transformers(sees: str, kind: str) -> None:
+    answer = chat(sees, [text("see "), part(data_url(picture(1), kind)), text(" it")]).json()
+    words, tokens = expected("<user>see <image> it\n<assistant>", 1)
+    assert answer["choices"][0]["message"]["content"] == words
+    assert answer["usage"]["prompt_tokens"] == tokens
+
+
+def test_the_same_words_about_another_image_have_another_answer(sees: str) -> None:
+    answers = [chat(sees, [text("see "), part(data_url(picture(seed))), text(" it")]).json() for seed in (1, 2)]
+    found = [answer["choices"][0]["message"]["content"] for answer in answers]
+    assert found == [expected("<user>see <image> it\n<assistant>", seed)[0] for seed in (1, 2)]
+    assert found[0] != found[1]
+
+
+def test_images_of_several_messages_come_in_their_order(sees: str) -> None:
+    messages = [
+        {"role": "system", "content": "look"},
+        {"role": "user", "content": [part(data_url(picture(3))), text("a")]},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": [text("c"), part(data_url(picture(4)))]},
+    ]
+    answer = chat(sees, "", messages=messages).json()["choices"][0]["message"]["content"]
+    prompt = "<system>look\n<user><image>a\n<assistant>b\n<user>c<image>\n<assistant>"
+    assert answer == expected(prompt, 3, 4)[0]
+
+
+def test_a_stream_has_the_same_text(sees: str) -> None:
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{sees}/v1", api_key="none")
+    content: Any = [part(data_url(picture(1))), text("x")]
+    messages: Any = [{"role": "user", "content": content}]
+    stream = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=TOKENS, temperature=0, stream=True
+    )
+    found = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert found == expected("<user><image>x\n<assistant>", 1)[0]
+
+
+def test_anthropics_messages_take_images(sees: str) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": encoded(picture(1))}
+    content = [text("a"), {"type": "image", "source": source}, text("b"), text("c")]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": TOKENS, "temperature": 0}
+    answer = httpx.post(f"{sees}/v1/messages", json=body, timeout=60).json()
+    words, tokens = expected("<user>a<image>b\n\nc\n<assistant>", 1)
+    assert answer["content"][0]["text"] == words
+    counted = {name: body[name] for name in ("model", "messages")}
+    assert httpx.post(f"{sees}/v1/messages/count_tokens", json=counted).json() == {"input_tokens": tokens}
+
+
+def test_responses_take_images(sees: str) -> None:
+    content = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": data_url(picture(1))}]
+    body = {"model": MODEL, "input": [{"role": "user", "content": content}], "max_output_tokens": TOKENS}
+    answer = httpx.post(f"{sees}/v1/responses", json={**body, "temperature": 0}, timeout=60).json()
+    assert answer["output"][0]["content"][0]["text"] == expected("<user>a<image>\n<assistant>", 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "given"),
+    [
+        ("/v1/chat/completions", "image_url.url", {"type": "image_url", "image_url": {}}),
+        ("/v1/chat/completions", "image_url", {"type": "image_url"}),
+        ("/v1/chat/completions", "image_url.detail", part("x") | {"image_url": {"url": "x", "detail": "low"}}),
+        ("/v1/chat/completions", "", {"type": "input_audio"}),
+        ("/v1/messages", "source.type", {"type": "image", "source": {"type": "url", "url": "x"}}),
+        (
+            "/v1/messages",
+            "source.media_type",
+            {"type": "image", "source": {"type": "base64", "media_type": "image/gif"}},
+        ),
+        ("/v1/messages", "", {"type": "document"}),
+    ],
+)
+def test_fields_of_images_are_refused_by_name(sees: str, path: str, field: str, given: dict[str, Any]) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": [given]}], "max_tokens": 1}
+    answer = httpx.post(f"{sees}{path}", json=body)
+    assert answer.status_code in (400, 422)
+    assert answer.json()["error"]["message"].startswith(f"'messages.0.content.0{'.' * bool(field)}{field}'")
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    """A PNG whose header promises a size and whose data has none of it."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def url_of(content: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+REFUSED = {
+    "a web address": ("https://example.com/a.png", "URLs are not fetched"),
+    "an address of this machine": ("http://127.0.0.1:8000/metrics", "URLs are not fetched"),
+    "a file": ("file:///etc/passwd", "URLs are not fetched"),
+    "another type": ("data:image/svg+xml;base64,AAAA", "must be 'data:image/png;base64"),
+    "no base64": ("data:image/png;base64,?!", "not valid base64"),
+    "nothing": ("data:image/png;base64,", "damaged"),
+    "another format": (url_of(b"GIF89a" + bytes(40)), "damaged, or no image of"),
+    "a size without data": (url_of(png_of_size(40, 30)), "damaged"),
+    "too many pixels": (url_of(png_of_size(60_000, 60_000)), "damaged"),  # Pillow's own bound
+    "more pixels than accepted": (url_of(png_of_size(5_000, 4_000)), "5000 x 4000 pixels"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_acceptable_image_is_refused(sees: str, name: str) -> None:
+    url, why = REFUSED[name]
+    answer = chat(sees, [part(url)])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    assert answer.json()["error"]["message"].startswith("image 0: ")
+    assert why in answer.json()["error"]["message"]
+    assert len(answer.content) <= 1024
+    assert httpx.get(f"{sees}/health").status_code == 200
+
+
+def test_too_many_images_are_refused(sees: str) -> None:
+    answer = chat(sees, [part(data_url(picture(1)))] * 5)
+    assert answer.status_code == 400
+    assert "5 images; at most 4" in answer.json()["error"]["message"]
+
+
+def test_images_are_for_users_alone(sees: str) -> None:
+    messages = [{"role": "system", "content": [part(data_url(picture(1)))]}]
+    answer = chat(sees, "", messages=messages)
+    assert answer.status_code == 400
+    assert "role 'user' alone" in answer.json()["error"]["message"]
+
+
+def test_a_placeholder_in_a_text_is_no_image(sees: str) -> None:
+    answer = chat(sees, [text("<image> <image>"), part(data_url(picture(1)))])
+    assert answer.status_code == 400
+    assert "refused the images" in answer.json()["error"]["message"]
+    assert chat(sees, "hello").status_code == 200
+
+
+@pytest.mark.parametrize(("length", "status"), [(235, 400), (300, 413), (1_000_000, 413)])
+def test_a_prompt_beyond_the_context_is_refused(sees: str, length: int, status: int) -> None:
+    answer = chat(sees, [text("q" * length), part(data_url(picture(1)))])
+    assert answer.status_code == status
+    assert "at most 255 fit" in answer.json()["error"]["message"]
+
+
+def test_a_photo_is_turned_as_its_camera_says() -> None:
+    photo, buffer = picture(1, (60, 50)), io.BytesIO()
+    exif = photo.getexif()
+    exif[0x0112] = 6  # orientation: a quarter turn
+    photo.save(buffer, "png", exif=exif)
+    assert decode(url_of(buffer.getvalue()), MAX_PIXELS).size == (50, 60)
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/tokenize"])
+def test_a_model_of_texts_refuses_images(url: str, route: str) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": [part(data_url(picture(1)))]}]}
+    answer = httpx.post(f"{url}{route}", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    assert "images" in answer.json()["error"]["message"]
+
+
+def test_all_images_together_have_a_bound_of_pixels() -> None:
+    whole = data_url(picture(1, (60, 50)), "png")
+    assert decode(whole, 3000).size == (60, 50)
+    with pytest.raises(ImageError, match=f"60 x 50 pixels.* {MAX_PIXELS}"):
+        decode(whole, 2999)
+
+
+def test_images_beyond_those_that_were_planned_for_are_refused() -> None:
+    _, support = largest_prompt(processor(), 255)
+    assert (support.most, support.elements) == (4, {"pixel_values": 4 * 3 * 16 * 16})
+    less = ImageSupport(processor(), 4, {"pixel_values": 3 * 16 * 16}, 255)
+    less.process("<image>", [data_url(picture(1))], special=False)
+    with pytest.raises(ImageError, match="memory is planned for 768"):
+        less.process("<image><image>", [data_url(picture(1))] * 2, special=False)
+
+
+def test_as_many_images_are_planned_for_as_the_context_has_room_for() -> None:
+    arguments, support = largest_prompt(processor(), 40)
+    assert support.most == 2
+    assert arguments["input_ids"].shape == (1, 40)
+    assert arguments["pixel_values"].shape[0] == 2
+
+
+def test_a_context_too_short_for_an_image_serves_texts(tmp_path: Path) -> None:
+    tiny_llava().save_pretrained(tmp_path)
+    processor().save_pretrained(tmp_path)
+    loaded = load(str(tmp_path), max_memory={"cpu": "4GiB"}, batch_size=1, context_length=12)
+    assert loaded.images is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [1_300_000, 2_000_000, 4_000_000])
+def test_the_largest_images_keep_to_the_budget_of_an_accelerator(
+    tmp_path: Path, accelerators: None, budget: int
+) -> None:
+    """As many images as are accepted, in prompts of the whole context, beside texts."""
+    tiny_llava().save_pretrained(tmp_path)
+    processor().save_pretrained(tmp_path)
+    placed = load(str(tmp_path), max_memory={0: budget, "cpu": "1GiB"}, batch_size=1, context_length=256)
+    assert placed.images is not None
+    made = build_engine(placed.model, placed.tokenizer, placed.plan, EngineOptions(max_sequences=4))
+    ids, media = placed.images.process(
+        "<image>" * 4 + "q" * (255 - 4 * 16 - 12), [data_url(picture(seed)) for seed in range(4)], special=False
+    )
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    sinks = [Collector() for _ in range(4)]
+    requests = [Request(f"r{n}", ids, params, sink, media=media if n % 2 else None) for n, sink in enumerate(sinks)]
+    gc.collect()
+    reset_peak_memory(0)
+    made.start()
+    for request in requests:
+        made.submit(request)
+    for sink in sinks:
+        sink.wait()
+    made.stop()
+    assert max_memory_allocated(0) <= budget
+    inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long), **media}
+    assert [sinks[n].tokens() for n in (1, 3)] == [generated(tiny_llava(), inputs, 12)] * 2
+
+
+def test_a_plan_counts_the_images(tmp_path: Path) -> None:
+    """What a plan of the same prompts without images has for activations is less."""
+    tiny_llava().save_pretrained(tmp_path)
+    processor().save_pretrained(tmp_path)
+    loaded = load(str(tmp_path), max_memory={"cpu": "4GiB"}, batch_size=1, context_length=100)
+    texts = from_pretrained(str(tmp_path), max_memory={"cpu": "4GiB"}, context_length=100, sample_inputs=TEXT)
+    plan = get_plan(texts)
+    assert plan is not None
+    assert loaded.plan.devices["cpu"].activations > plan.devices["cpu"].activations
+    assert (loaded.plan.batch_size, loaded.plan.context_length) == (1, 100)
