@@ -22,6 +22,7 @@ from ..profile.model.tensors import torch_dtype
 from ..profile.source import model_config
 from ..profile.trace.dry_run import SampleInputs
 from ..sources.gguf.model import SUFFIX as GGUF_SUFFIX
+from ..sources.local import refuse_pipeline
 from ..sources.resolve import open_source
 from .attach.dispatched import dispatched
 from .dispatch import place_and_attach
@@ -185,6 +186,7 @@ def _folder_of(checkpoint: Path) -> Path:
 def _config(folder: Path, trust_remote_code: bool) -> Any:
     if folder.suffix == GGUF_SUFFIX and folder.is_file():
         return model_config(open_source(folder))
+    refuse_pipeline(folder)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (ValueError, KeyError, OSError) as error:

@@ -16,6 +16,9 @@ from .sampled import SampledHeaders, sample_headers
 
 CONFIG_FILE = "config.json"
 
+PIPELINE_FILE = "model_index.json"
+"""Names the models of a pipeline of diffusers, each in a folder of its own."""
+
 
 class ModelSource(ABC):
     """Provides the config and the checkpoint headers of a model.
@@ -67,6 +70,19 @@ def parse_config(content: bytes, source: str) -> dict[str, Any]:
     return config
 
 
+def refuse_pipeline(folder: Path) -> None:
+    """Raise CheckpointFormatError for the folder of a pipeline, which holds several models and is none itself."""
+    path = folder / PIPELINE_FILE
+    if (folder / CONFIG_FILE).exists() or not path.exists():
+        return
+    content = parse_config(path.read_bytes(), str(path))
+    models = sorted(name for name, value in content.items() if isinstance(value, list) and (folder / name).is_dir())
+    raise CheckpointFormatError(
+        f"{folder}: is a pipeline of several models ({', '.join(models)}): load it with diffusers, and call "
+        "dispatch_model on each of them, or have bigmodel stand in for accelerate there (bigmodel run)"
+    )
+
+
 class LocalSource(ModelSource):
     """A checkpoint in a folder, or a single ``.safetensors`` or ``.index.json`` file."""
 
@@ -76,6 +92,7 @@ class LocalSource(ModelSource):
         self.folder = path if path.is_dir() else path.parent
 
     def config_dict(self) -> dict[str, Any]:
+        refuse_pipeline(self.folder)
         path = self.folder / CONFIG_FILE
         try:
             content = path.read_bytes()

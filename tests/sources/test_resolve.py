@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bigmodel import from_pretrained
 from bigmodel.errors import CheckpointFormatError, CheckpointNotFoundError
 from bigmodel.sources.resolve import LocalSource, open_source
 
@@ -138,3 +139,15 @@ def test_hundreds_of_shards_of_a_huge_checkpoint_are_read_by_their_headers(tmp_p
 def test_what_is_no_name_is_refused(name: object) -> None:
     with pytest.raises(CheckpointNotFoundError, match="neither a path nor"):
         open_source(name)  # type: ignore[arg-type]
+
+
+def test_a_pipeline_of_several_models_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text(
+        '{"_class_name": "SomePipeline", "vae": ["diffusers", "AutoencoderKL"], "unet": ["diffusers", "UNet2DModel"]}'
+    )
+    for name in ("vae", "unet"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointFormatError, match=r"is a pipeline of several models \(unet, vae\): load it with"):
+        open_source(tmp_path).config_dict()
+    with pytest.raises(CheckpointFormatError, match="is a pipeline of several models"):
+        from_pretrained(tmp_path)
