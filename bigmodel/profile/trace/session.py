@@ -50,7 +50,7 @@ def fake_clone(
         samples: the blocks to keep of long lists of blocks.
     """
     memo: dict[int, object] = {}
-    values = initial_buffers(model)
+    values = initial_buffers(model) if any(buffer.is_meta for buffer in model.buffers()) else {}
     left_out = {id(block) for sample in samples for block in sample.blocks_of(model)[sample.count :]}
     memo.update((block, nn.Identity()) for block in left_out)
     for module in _modules_without(model, left_out):
