@@ -1,10 +1,11 @@
 """Takes out one piece of synchronisation at a time, and looks whether a test fails.
 
-    python -m tests.tools.mutants [--only TEXT ...] [--shard I/N] [--results FILE] [--list]
+    python -m tests.tools.mutants [--stand-in] [--only TEXT ...] [--shard I/N] [--results FILE] [--list]
 
 A mutant lacks one wait, one event that is recorded, asked or waited for, one thing said to the allocator, or one lock,
-in the modules that move weights and batches. Each runs in a forked process, which imports the mutant instead of the
-module. A line is printed for each, with the test that fails; the last line is the score. A run that ends early
+in the modules that move weights and batches; with --stand-in in those of the virtual accelerators, where it may also
+lack one thing that the race detector notes or looks at. Each runs in a forked process, which imports the mutant instead
+of the module. A line is printed for each, with the test that fails; the last line is the score. A run that ends early
 goes on where it ended if it is given the same file of results; several shards may share one.
 """
 
@@ -57,6 +58,20 @@ TESTS: tuple[tuple[str, ...], ...] = (
 )
 """Arguments of pytest, one call after another until one fails; the tests of the mutant's own module come before."""
 
+STAND_IN = tuple(
+    f"bigmodel.devices.virtual.{name}"
+    for name in ("arena", "host_copies", "late", "link", "pinned", "races", "strict", "streams")
+)
+"""The modules of the virtual accelerators that have streams, events, locks and the race detector."""
+
+STAND_IN_TESTS: tuple[tuple[str, ...], ...] = (
+    tuple(
+        f"tests/devices/virtual/test_{name}.py"
+        for name in ("punished", "streams", "races", "late", "locks", "arena", "pinned", "link", "backend")
+    ),
+    ("-m", "not slow", "tests/dispatch/test_strict.py", "tests/devices/test_streams.py"),
+)
+
 SECONDS = 240
 """After so long a mutant counts as caught: it hangs. The tests take half a minute on an idle machine."""
 
@@ -70,6 +85,18 @@ _EVENTS = {"drained", "restored", "marks", "ready"}
 """Attributes that hold events: an assignment to one is taken out."""
 
 
+_STAND_IN_CALLS = {
+    *("catch_up", "check", "check_watched", "check_written", "clear", "delay", "delay_compute", "finish", "finish_all"),
+    *("forget", "freed", "joined", "launch", "late_arrival", "run_delayed", "wait_stream", "watch", "when_done"),
+    *("_add_range", "_add_ranges", "_add_rows", "_check", "_delay", "_finish", "_free", "_free_ended"),
+    *("_leave_for_host", "_queue", "_read", "_write", "_poison", "delayed_copy", "set_schedule"),
+}
+"""Functions and methods of the virtual accelerators, likewise."""
+
+_NOTES = {"users", "reads", "writes", "torn", "used", "_watched", "_arrivals"}
+"""What they note of accesses: an assignment to one, or into one, is taken out."""
+
+
 class Mutant(NamedTuple):
     """One change: the module, the line, what is taken out, and the source without it."""
 
@@ -79,25 +106,43 @@ class Mutant(NamedTuple):
     source: str
 
 
+class Wanted(NamedTuple):
+    """What is taken out beside asked events and locks.
+
+    Attributes:
+        calls: Names of functions and methods whose calls are, where they are statements of their own.
+        notes: Names to which, or into which, assignments are.
+    """
+
+    calls: frozenset[str]
+    notes: frozenset[str] = frozenset()
+
+
 def mutants(module: str) -> Iterator[Mutant]:
     """Yield all mutants of a module."""
-    path = ROOT / (module.replace(".", "/") + ".py")
-    text = path.read_text()
-    for number in range(sum(1 for _ in _places(ast.parse(text)))):
+    wanted = Wanted(frozenset(_CALLS))
+    if module in STAND_IN:
+        wanted = Wanted(frozenset(_CALLS | _STAND_IN_CALLS), frozenset(_NOTES))
+    text = _path(module).read_text()
+    for number in range(sum(1 for _ in _places(ast.parse(text), wanted))):
         tree = ast.parse(text)
-        node, change = list(_places(tree))[number]
+        node, change = list(_places(tree, wanted))[number]
         before = ast.unparse(node).splitlines()[0]
         change()
         yield Mutant(module, node.lineno, before, ast.unparse(ast.fix_missing_locations(tree)))
 
 
-def _places(tree: ast.AST) -> Iterator[tuple[Any, Any]]:
+def _path(module: str) -> Path:
+    return ROOT / (module.replace(".", "/") + ".py")
+
+
+def _places(tree: ast.AST, wanted: Wanted) -> Iterator[tuple[Any, Any]]:
     """Yield statements and calls that synchronise, each with a function that takes it out."""
     for parent in ast.walk(tree):
         for name, value in ast.iter_fields(parent):
             if name in ("body", "orelse", "finalbody") and isinstance(value, list):
                 for position, statement in enumerate(value):
-                    if _is_call(statement) or _sets_event(statement):
+                    if _is_call(statement, wanted.calls) or _sets_event(statement, wanted.notes):
                         yield statement, _replacing(value, position, ast.Pass())
                     elif _locks(statement):
                         plain = ast.If(ast.Constant(True), statement.body, [])
@@ -118,13 +163,13 @@ def _replacing(values: list[Any], position: int, new: Any) -> Any:
     return lambda: values.__setitem__(position, new)
 
 
-def _is_call(statement: Any) -> bool:
+def _is_call(statement: Any, calls: frozenset[str]) -> bool:
     call = statement.value if isinstance(statement, ast.Expr) else None
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-        return call.func.id == "wait"
+        return call.func.id == "wait" or call.func.id in calls - _CALLS
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)) or "policy" in ast.unparse(call.func):
         return False
-    return call.func.attr in _CALLS
+    return call.func.attr in calls
 
 
 def _asks(node: Any) -> bool:
@@ -141,14 +186,28 @@ def _submits_after(node: Any) -> bool:
     )
 
 
-def _sets_event(statement: Any) -> bool:
+def _sets_event(statement: Any, notes: frozenset[str]) -> bool:
     if not isinstance(statement, ast.Assign):
         return False
-    return any(isinstance(target, ast.Attribute) and target.attr in _EVENTS for target in statement.targets)
+    if any(isinstance(target, ast.Attribute) and target.attr in _EVENTS for target in statement.targets):
+        return True
+    is_first = isinstance(statement.value, ast.Constant) and not statement.value.value
+    return not is_first and any(_name(target) in notes for target in statement.targets)
+
+
+def _name(target: ast.expr) -> str:
+    """Return the last name of what is assigned to or into; none for a variable."""
+    if isinstance(target, ast.Attribute):
+        return target.attr
+    into = target.value if isinstance(target, ast.Subscript) else None
+    return _name(into) if isinstance(into, ast.Attribute) else into.id if isinstance(into, ast.Name) else ""
 
 
 def _locks(statement: Any) -> bool:
-    return isinstance(statement, ast.With) and "_lock" in ast.unparse(statement.items[0].context_expr)
+    if not isinstance(statement, ast.With):
+        return False
+    context = ast.unparse(statement.items[0].context_expr)
+    return "_lock" in context or context in ("self.lock", "detector.lock") or "self._to_device" in context
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -164,7 +223,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: Any) -> None:
-        exec(compile(self._mutant.source, f"mutant of {self._mutant.module}", "exec"), module.__dict__)
+        # The race detector names places in the program, which those in its own files are not.
+        module.__file__ = str(_path(self._mutant.module))
+        exec(compile(self._mutant.source, module.__file__, "exec"), module.__dict__)
 
 
 class _FirstFailure:
@@ -180,7 +241,7 @@ class _FirstFailure:
             os.write(self._file, report.nodeid.encode())
 
 
-def fails(mutant: Mutant | None) -> str | None:
+def fails(mutant: Mutant | None, tests: Sequence[Sequence[str]] = TESTS) -> str | None:
     """Return what fails with a mutant (None: the code as it is): a test's name, "hangs" or "ends"; None if all pass."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -193,7 +254,7 @@ def fails(mutant: Mutant | None) -> str | None:
         import pytest
 
         options = ("-x", "-n", "0", "-p", "no:cacheprovider")
-        failed = any(pytest.main([*options, *each], [_FirstFailure(writer)]) for each in _tests(mutant))
+        failed = any(pytest.main([*options, *each], [_FirstFailure(writer)]) for each in _tests(mutant, tests))
         os._exit(int(failed))
     os.close(writer)
     with open(reader) as failures:
@@ -201,14 +262,14 @@ def fails(mutant: Mutant | None) -> str | None:
         return (failures.read() or how) if how == "ends" else how
 
 
-def _tests(mutant: Mutant | None) -> Iterator[Sequence[str]]:
+def _tests(mutant: Mutant | None, tests: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
     """Yield arguments of pytest: the file of tests that mirrors the mutant's module first."""
     if mutant is not None:
         *rooms, name = mutant.module.split(".")[1:]
         mirror = Path("tests", *rooms, f"test_{name}.py")
         if mirror.exists():
             yield "-m", "not slow", str(mirror)
-    yield from TESTS
+    yield from tests
 
 
 def _await(child: int) -> str | None:
@@ -226,6 +287,7 @@ def _await(child: int) -> str | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stand-in", action="store_true", help="mutants of the virtual accelerators themselves")
     parser.add_argument(
         "--only", nargs="+", default=[""], help="only mutants whose module, line or text has one of these"
     )
@@ -234,7 +296,8 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     arguments = parser.parse_args()
     shard, shards = map(int, arguments.shard.split("/"))
-    names = {f"{mutant.module}:{mutant.line} {mutant.what}": mutant for module in MODULES for mutant in mutants(module)}
+    modules, tests = (STAND_IN, STAND_IN_TESTS) if arguments.stand_in else (MODULES, TESTS)
+    names = {f"{mutant.module}:{mutant.line} {mutant.what}": mutant for module in modules for mutant in mutants(module)}
     chosen = [name for name in names if any(text in name for text in arguments.only)][shard - 1 :: shards]
     if arguments.list:
         print("\n".join(chosen))
@@ -250,10 +313,10 @@ def main() -> None:
 
     torch.set_num_threads(1)
     os.chdir(ROOT)
-    if waiting and (failed := fails(None)):
+    if waiting and (failed := fails(None, tests)):
         sys.exit(f"the tests fail without any change: {failed}")
     for name in waiting:
-        failed = fails(names[name])
+        failed = fails(names[name], tests)
         lines.append("\t".join(("caught" if failed else "SURVIVES", name, failed or "")))
         print(lines[-1], flush=True)
         if arguments.results:

@@ -108,3 +108,37 @@ def test_an_interrupt_loses_no_count(caching: Caching | None, strict: bool, monk
         del kept
         number += 1
     assert number > 50
+
+
+def ended(arena: Arena, nbytes: int = 100) -> torch.Tensor:
+    """Return memory whose allocation has ended while the arena was at work: it is not freed yet."""
+    memory = torch.zeros(nbytes, dtype=torch.uint8)
+    allocation = arena.claim(memory)
+    arena._is_at_work = True
+    del allocation
+    arena._is_at_work = False
+    assert arena._ended
+    return memory
+
+
+def test_what_has_ended_is_freed_before_cached_memory_is_given_back() -> None:
+    arena = Arena(0, caching=Caching())
+    ended(arena)
+    arena.empty_cache()
+    assert arena._memory.reserved.now == 0
+
+
+def test_what_has_ended_is_freed_before_a_workspace_is_allocated() -> None:
+    arena = Arena(0, caching=Caching(workspace=512))
+    ended(arena)
+    arena.need_workspace()
+    assert arena._memory.allocated.now == 512
+
+
+def test_memory_that_is_claimed_while_its_allocation_ends_is_counted_once() -> None:
+    arena = Arena(0)
+    memory = ended(arena)
+    arena._ended.clear()  # another thread has not queued it yet
+    allocation = arena.claim(memory)
+    assert allocation is not None
+    assert arena.allocated == 100

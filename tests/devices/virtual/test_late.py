@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bigmodel.devices import virtual
+from bigmodel.devices.pinned import empty_host
+from bigmodel.devices.virtual import host_copies, streams
+from bigmodel.devices.virtual import late as late_operations
 from bigmodel.devices.virtual.host_copies import GARBAGE
 from bigmodel.devices.virtual.races import detector
 from bigmodel.devices.virtual.streams import current_stream
@@ -322,3 +326,59 @@ def test_programs_compute_the_same_bits(seed: int | None, steps: list[str], with
 
     for found, expected in zip(run(True), run(False), strict=True):
         assert torch.equal(found, expected) or (found.isnan().any() and torch.equal(found.isnan(), expected.isnan()))
+
+
+def test_a_new_schedule_finds_all_work_done_and_nothing_noted() -> None:
+    x, side = torch.zeros(8, device=device), virtual.Stream(device)
+    side.wait_stream(current_stream(device))
+    x.record_stream(side)
+    with virtual.stream(side):
+        x.add_(1)
+    current_stream(device).wait_stream(side)
+    target, staging = torch.zeros(8, device=device), empty_host(32, pin=True).view(torch.float32)
+    target.copy_(staging, non_blocking=True)
+    enable(None)
+    assert x.held.eq(1).all()  # type: ignore[attr-defined]
+    assert current_stream(device).known == detector.host == {}
+    assert not host_copies._watched
+    with virtual.stream(virtual.Stream(device)):
+        x.add_(1)  # what was launched before is finished: nothing has to be waited for
+        x.cpu()
+
+
+def test_a_forked_child_finds_all_work_done() -> None:
+    x = torch.zeros(8, device=device)
+    side = virtual.Stream(device)
+    current_stream(device).wait_stream(side)
+    synchronize()
+    x.add_(1)
+    child = os.fork()
+    if child == 0:
+        os._exit(7 if x.held.eq(1).all() and not current_stream(device).known else 1)  # type: ignore[attr-defined]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert x.held.eq(0).all()  # type: ignore[attr-defined]
+
+
+def test_a_stream_queues_no_more_than_a_bounded_number_of_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MOST_DELAYED", 3)
+    x = torch.zeros(8, device=device)
+    synchronize()
+    for _ in range(4):
+        x.add_(1)
+    assert x.held.eq(4).all()  # type: ignore[attr-defined]
+
+
+def test_what_fails_with_zeros_is_computed_at_its_launch_after_what_was_queued() -> None:
+    x = torch.zeros(2, 2, device=device)
+    synchronize()
+    x.diagonal().add_(2)
+    inverted, _ = torch.linalg.inv_ex(x, check_errors=True)
+    assert is_computed(inverted)
+    assert inverted.tolist() == [[0.5, 0.0], [0.0, 0.5]]
+
+
+def test_the_metadata_of_no_more_than_a_bounded_number_of_calls_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_operations, "MOST_KNOWN", 2)
+    for size in range(1, 6):
+        torch.zeros(size, device=device) + 1
+    assert len(late_operations._outputs) <= 2

@@ -332,3 +332,78 @@ def test_pinned_memory_of_a_list_is_written_to_after_a_wait_for_its_copy() -> No
     torch._foreach_copy_(targets, staging, non_blocking=True)
     staging[1].fill_(7)
     expect_race(lambda: torch.cat(targets).tolist(), "pinned memory was written to")
+
+
+@pytest.mark.parametrize("into", ["out", "in place"])
+def test_outputs_that_are_named_are_written_and_arguments_that_are_named_are_read(into: str) -> None:
+    values, order, side = filled(1), torch.zeros(8, dtype=torch.int64, device=device), virtual.Stream(device)
+    kept.append(order)
+    synchronize()
+    with virtual.stream(side):
+        if into == "out":
+            torch.add(values, values, out=filled(0))
+            torch.add(filled(1), 1, out=values)
+        else:
+            order.add_(1)
+    if into == "out":
+        expect_race(values.sum, "aten.add.out")
+    else:
+        expect_race(lambda: torch.searchsorted(values, values, sorter=order), "aten.add_")
+
+
+def test_a_mask_reads_all_of_what_it_is_taken_from() -> None:
+    values, mask, side = filled(1), filled(1).bool(), virtual.Stream(device)
+    kept.append(mask)
+    synchronize()
+    with virtual.stream(side):
+        values.add_(1)
+    expect_race(lambda: values[mask], "aten.add_")
+
+
+def test_a_copy_to_other_strides_comes_after_the_work_of_its_stream() -> None:
+    target = filled(0, 16).view(4, 4)
+    target.add_(1)
+    target.t().copy_(pinned(3, 16).view(4, 4), non_blocking=True)
+    assert target.cpu().eq(3).all()
+
+
+def test_the_host_has_waited_for_what_a_blocking_copy_reads() -> None:
+    values, side = filled(1), virtual.Stream(device)
+    assert values.cpu().eq(1).all()
+    with virtual.stream(side):
+        values.add_(1)
+    side.synchronize()
+    assert values.cpu().eq(2).all()
+
+
+def test_memory_that_another_copy_arrives_in_next_was_not_written_to_before() -> None:
+    staging, target = pinned(1), filled(0)
+    target.copy_(staging, non_blocking=True)
+    staging.fill_(7)
+    staging.copy_(filled(3), non_blocking=True)
+    expect_race(target.sum, "pinned memory was written to")
+
+
+def test_a_time_is_unknown_while_its_first_event_has_not_passed(seed: int | None) -> None:
+    begin, end, side = virtual.Event(enable_timing=True), virtual.Event(enable_timing=True), virtual.Stream(device)
+    with virtual.stream(side):
+        filled(0).copy_(pinned(1), non_blocking=True)
+        begin.record()
+    end.record()
+    end.synchronize()
+    if seed is None:
+        with pytest.raises(RuntimeError, match="must be completed"):
+            begin.elapsed_time(end)
+    side.synchronize()
+    begin.elapsed_time(end)
+
+
+def test_what_the_allocator_takes_for_finished_has_been_done(seed: int | None) -> None:
+    target, side = filled(0), side_stream()
+    with virtual.stream(side):
+        target.copy_(pinned(1), non_blocking=True)
+        event = side.record_event()
+    asked = [event.has_passed() for _ in range(4)]
+    assert asked[-1]
+    assert target.held.eq(1).all()  # type: ignore[attr-defined]
+    virtual.current_stream(device).wait_event(event)

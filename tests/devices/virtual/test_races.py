@@ -297,3 +297,18 @@ def test_views_of_memory_that_outlives_its_accelerator_are_no_new_memory() -> No
     on_the_device().add_(1)
     with virtual.stream(side):
         x.view(2, 4)[1].add_(1)
+
+
+def test_reads_before_a_write_are_forgotten() -> None:
+    x = on_the_device()
+    assert isinstance(x, virtual.VirtualTensor)
+    assert x._allocation is not None
+    history = x._allocation.history
+    assert history is not None
+    for begin in range(4):
+        x[begin:].sum()
+    assert len(history.reads) == 4
+    x[2:].add_(1)
+    assert {key[1:] for key in history.reads} == {(0, 32), (4, 32)}
+    x.add_(1)
+    assert not history.reads
