@@ -121,7 +121,9 @@ def load_and_generate(
         torch.set_num_threads(threads)
     models.warm_up()
     budgets = _budgets(model, device, max_memory)
-    before = {name: memory_allocated(name) for name in [*accelerators(), "cpu"]}
+    unmeasured = missing_counters()
+    measured = [*accelerators(), *([] if unmeasured else ["cpu"])]
+    before = {name: memory_allocated(name) for name in measured}
     loaded = from_pretrained(model, max_memory=budgets, dtype=dtype, batch_size=batch_size, context_length=context)
     plan = get_plan(loaded)
     if plan is None:
@@ -129,8 +131,6 @@ def load_and_generate(
     weights = weights_by_device(loaded)
     held = {name: memory_allocated(name) - before[name] for name in before}
     generate(loaded, batch_size, context, plan.main_device)
-    unmeasured = missing_counters()
-    measured = [name for name in before if name != "cpu" or not unmeasured]
     for name in measured:
         reset_peak_memory(name)
     generate(loaded, batch_size, context, plan.main_device)

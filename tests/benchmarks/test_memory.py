@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -50,6 +51,7 @@ def test_over_an_accelerator_host_and_disk_every_limit_is_kept(
 def test_what_a_poor_host_cannot_tell_is_left_out_and_said(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs, "_PROCESS", workdir / "no-proc")
     monkeypatch.setattr(devices_memory, "_CLEAR_REFS", workdir / "no-proc" / "clear_refs")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(workdir / "no-proc"))
     found = load_and_generate(str(checkpoint("tiny", workdir)), "virtual", "0=600KB,cpu=2GB", 1, 32, "auto", None)
     measured = {device["name"]: set(device["measured"]) for device in found["devices"]}
     assert measured == {"virtual:0": {"weights", "allocated after load", "peak of a generation"}, "cpu": {"weights"}}
