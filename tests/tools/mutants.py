@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import importlib.abc
 import importlib.util
 import os
@@ -259,6 +260,8 @@ def fails(mutant: Mutant | None, tests: Sequence[Sequence[str]] = TESTS) -> str 
     os.close(writer)
     with open(reader) as failures:
         how = _await(child)
+        with contextlib.suppress(ProcessLookupError):  # what its tests have started holds the pipe
+            os.killpg(child, signal.SIGKILL)
         return (failures.read() or how) if how == "ends" else how
 
 
