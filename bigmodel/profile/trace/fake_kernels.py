@@ -64,6 +64,9 @@ class _Result:
     returned: bool = False
 
 
+_ATTRIBUTES = "_bigmodel_attributes"
+"""Attribute of a mode that holds the attributes of its new fake tensors, by device."""
+
 _Results = tuple[type | None, tuple[_Result, ...]]
 """The results of an operation, and the type of the sequence that they are returned in; None: a single tensor."""
 
@@ -71,8 +74,17 @@ _remembered: dict[tuple[Any, ...], _Results | None] = {}
 """Results by operation and arguments; None: they are derived each time."""
 
 
-def run_fake(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation on fake tensors, also where PyTorch's fake kernel refuses what the real one accepts."""
+def run_fake(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], read: list[torch.Tensor] | None = None
+) -> Any:
+    """Run an operation on fake tensors, also where PyTorch's fake kernel refuses what the real one accepts.
+
+    Args:
+        func: the operation.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        read: the tensors among these, in order; None: they are looked for.
+    """
     if func is RESTORE:
         return None
     if _is_always_derived(func) and not (func is aten.index.Tensor and _has_no_mask(args[1])):
@@ -82,7 +94,7 @@ def run_fake(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
         return derive(func, args, kwargs)
     found = _remembered.get(key)
     if found is not None:
-        return _make(found, tensors_in(args, kwargs))
+        return _make(found, tensors_in(args, kwargs) if read is None else read)
     output = derive(func, args, kwargs)
     if key not in _remembered:
         if len(_remembered) >= MOST:
@@ -293,14 +305,17 @@ def _results_of(output: Any, arguments: list[torch.Tensor]) -> _Results | None:
 def _make(found: _Results, arguments: list[torch.Tensor]) -> Any:
     kind, results = found
     mode = _mode_of(arguments)
-    made = [_make_one(result, arguments, mode) for result in results]
-    return made[0] if kind is None else kind(made)
+    if kind is None:
+        return _make_one(results[0], arguments, mode)
+    return kind([_make_one(result, arguments, mode) for result in results])
 
 
 def _mode_of(arguments: list[torch.Tensor]) -> FakeTensorMode:
     """Return the mode that the results of an operation on these arguments belong to."""
-    found = next((tensor.fake_mode for tensor in arguments if isinstance(tensor, FakeTensor)), None)
-    return found or next(mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, FakeTensorMode))
+    for tensor in arguments:
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_mode
+    return next(mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, FakeTensorMode))
 
 
 def _make_one(result: _Result, arguments: list[torch.Tensor], mode: FakeTensorMode) -> torch.Tensor:
@@ -313,4 +328,23 @@ def _make_one(result: _Result, arguments: list[torch.Tensor], mode: FakeTensorMo
             memory = arguments[result.viewed].untyped_storage()
             tensor = torch.empty(0, dtype=result.dtype, device="meta")
             tensor.set_(memory, result.offset, result.shape, result.strides)
-    return FakeTensor(mode, tensor, result.device)
+    attributes = _attributes(mode, result.device)
+    made = torch.Tensor._make_subclass(
+        FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=result.device
+    )
+    if mode._allow_unsafe_data_ptr_access:
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
+    else:
+        torch._C._set_throw_on_mutable_data_ptr(made)
+    made.__dict__.update(attributes)
+    return made
+
+
+def _attributes(mode: FakeTensorMode, device: torch.device) -> dict[str, Any]:
+    """Return the attributes of a new fake tensor: setting each, as its constructor does, takes as long as all else."""
+    known = vars(mode).setdefault(_ATTRIBUTES, {})
+    found: dict[str, Any] | None = known.get(device)
+    if found is None:
+        with torch._C._DisableTorchDispatch():
+            found = known[device] = dict(vars(FakeTensor(mode, torch.empty(0, device="meta"), device)))
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import GeneratorType
@@ -40,9 +40,12 @@ from .trace import (
     Scratch,
 )
 from .values import Values
-from .work import ROUTE, Work, scratch_bytes, tensors_in, work_of
+from .work import CALL_ONLY, ROUTE, Work, scratch_bytes, tensors_in, work_of
 
 _DEVICE = torch.ops.prim.device.default
+
+_CALL_ONLY = Operation(CALL_ONLY)
+"""The most frequent event."""
 
 
 class Recorder(TorchDispatchMode):
@@ -103,48 +106,60 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if func is _DEVICE:  # read for almost every operation; it costs nothing
             return args[0].device if isinstance(args[0], FakeTensor) else func(*args)
-        output = self.values.run(run_fake, func, args, kwargs or {})
-        operands, results = tensors_in(args, kwargs), tensors_in(output)
+        kwargs = kwargs or {}
+        operands = tensors_in(args, kwargs)
+        output = self.values.run(run_fake, func, args, kwargs, operands)
+        keys = [tensor.untyped_storage()._cdata for tensor in operands]
+        numbers = {self._numbers.get(key, OUTSIDE) for key in keys}
         between = not self._units and not self._at_inputs
         read = self._read_between(operands) if between else ()
-        alone = self._weights_alone(operands) if self._owners and not self._at_inputs else ()
+        alone = self._weights_alone(keys) if self._owners and not self._at_inputs else ()
         if self._units and self._of_weights and not alone:
             read = self._read_borrowed(operands)
-        place = OUTSIDE if self._at_inputs else self._units[-1] if self._units else self._combine(operands)
-        guessed = between and self._is_guessed(operands)
-        maker = self._maker(operands)
-        for tensor in results:
-            self.watch(tensor, read, place, alone)
-            number = self.number_of(tensor)
+        place = OUTSIDE if self._at_inputs else self._units[-1] if self._units else self._combine(keys)
+        guessed = between and self._is_guessed(numbers)
+        maker = self._maker(numbers)
+        for tensor in (output,) if isinstance(output, torch.Tensor) else tensors_in(output):
+            number = self.watch(tensor, read, place, alone)
             if guessed and number != OUTSIDE:
                 self._guessed.add(number)
             if maker is not None and number != OUTSIDE:
                 self._makers.setdefault(number, maker)
-        work = work_of(func, args, kwargs or {}, output, self._choice)
+        work = work_of(func, args, kwargs, output, self._choice)
         if work is not None:
-            self.events.append(Operation(work))
+            self.events.append(_CALL_ONLY if work is CALL_ONLY else Operation(work))
         scratch = scratch_bytes(func, args, output)
         if scratch:
             self.events.append(Scratch(scratch))
-        if self._owners and not func.is_view and not self._in_function:
+        if not self._in_function and self._reads_weights(keys) and not func.is_view:
             use = self._outside_use(operands, alone)
             if use is not None:
                 self.events.append(use)
         return output
 
-    def begin_function(self, operands: Sequence[torch.Tensor]) -> bool:
+    def _reads_weights(self, keys: Iterable[int]) -> bool:
+        """Return whether one of the storages is that of a weight of a unit that is followed."""
+        return any(key in self._owners for key in keys)
+
+    def begin_function(self, *arguments: Any) -> bool:
         """Record the weights that a function reads from outside their units: copies of all of them are made before it
         runs, and last while it does, also where it consists of several operations, as `torch.lstm` does.
 
         Args:
-            operands: the tensors among its arguments.
+            arguments: its arguments, nested.
 
         Returns:
             Whether there are such weights. Then `end_function` must follow.
         """
-        if self._in_function or not self._owners or len(operands) < 2 or maybe_current_level() is not None:
+        if self._in_function or not self._owners:
+            return False
+        operands = tensors_in(*arguments)
+        if len(operands) < 2 or maybe_current_level() is not None:
             return False  # within a transform, as masks are made, tensors have no storage: its operations are recorded
-        use = self._outside_use(operands, self._weights_alone(operands))
+        keys = [tensor.untyped_storage()._cdata for tensor in operands]
+        if not self._reads_weights(keys):
+            return False
+        use = self._outside_use(operands, self._weights_alone(keys))
         if use is None:
             return False
         self.events.append(replace(use, lasts=True))
@@ -156,9 +171,9 @@ class Recorder(TorchDispatchMode):
         self.events.append(EndOfUse())
         self._in_function = False
 
-    def _maker(self, operands: Iterable[torch.Tensor]) -> int | None:
-        """Return the unit that the results of an operation count as made by; None for none, or for several."""
-        numbers = {self.number_of(tensor) for tensor in operands}
+    def _maker(self, numbers: Collection[int]) -> int | None:
+        """Return the unit that the results of an operation on these storages count as made by; None for none, or for
+        several."""
         makers = frozenset(self._makers[number] for number in numbers if number in self._makers)
         if len(makers) > 1:
             self.gathered.add(makers)
@@ -206,28 +221,27 @@ class Recorder(TorchDispatchMode):
         brought = tuple(each for each in self._numbered(operands) if each[0] in self._of_weights)
         return ((OUTSIDE, 0), *brought) if brought else ()
 
-    def _weights_alone(self, operands: Iterable[torch.Tensor]) -> tuple[int, ...]:
-        """Return the units whose weights an operation outside them reads, if it reads nothing else but what was made of
-        such."""
+    def _weights_alone(self, keys: Iterable[int]) -> tuple[int, ...]:
+        """Return the units whose weights an operation on these storages outside them reads, if it reads nothing else
+        but what was made of such."""
         units: list[int] = []
-        for tensor in operands:
-            key = tensor.untyped_storage()._cdata
+        for key in keys:
             owner = self._owners.get(key)
-            of = self._of_weights.get(self.number_of(tensor), ()) if owner is None else (owner,)
+            of = self._of_weights.get(self._numbers.get(key, OUTSIDE), ()) if owner is None else (owner,)
             if not of or (owner is not None and self._has_brought(key)):
                 return ()
             units += of
         return tuple(dict.fromkeys(units))
 
-    def _combine(self, operands: Iterable[torch.Tensor]) -> int:
-        """Note which units' outputs an operation between units combines, and return the place of its results.
+    def _combine(self, keys: Iterable[int]) -> int:
+        """Note which units' outputs an operation on these storages combines between units, and return the place of its
+        results.
 
         Tensors from several places are combined on the main device. What is made from none, such as positions, is made
         where the last output is, or where inputs are: nothing tells. What is combined with that is on the main device,
         too, so that both are in one place either way.
         """
-        keys = {tensor.untyped_storage()._cdata for tensor in operands}
-        numbers = [self._numbers[key] for key in keys if key in self._numbers]
+        numbers = [self._numbers[key] for key in set(keys) if key in self._numbers]
         places = {self._places.get(number, OUTSIDE) for number in numbers}
         mixes = len({number in self._guessed for number in numbers if number != OUTSIDE}) > 1
         if len(places) < 2 and not (mixes and OUTSIDE not in places):
@@ -236,13 +250,10 @@ class Recorder(TorchDispatchMode):
         self._places.update((number, OUTSIDE) for number in numbers)
         return OUTSIDE
 
-    def _is_guessed(self, operands: Iterable[torch.Tensor]) -> bool:
-        """Return whether the place of the results of an operation between units is guessed: they are made from none, or
-        from what is guessed alone, after a unit has run."""
-        if self._last_place == OUTSIDE:
-            return False
-        numbers = {self.number_of(tensor) for tensor in operands}
-        return numbers <= self._guessed
+    def _is_guessed(self, numbers: set[int]) -> bool:
+        """Return whether the place of the results of an operation on these storages between units is guessed: they are
+        made from none, or from what is guessed alone, after a unit has run."""
+        return self._last_place != OUTSIDE and numbers <= self._guessed
 
     def watch(
         self,
@@ -250,8 +261,8 @@ class Recorder(TorchDispatchMode):
         read: tuple[tuple[int, int], ...] = (),
         place: int = OUTSIDE,
         alone: tuple[int, ...] = (),
-    ) -> None:
-        """Record the storage of `tensor` unless it is known.
+    ) -> int:
+        """Record the storage of `tensor` unless it is known, and return its number as `number_of` does.
 
         Args:
             tensor: a result of an operation.
@@ -261,13 +272,17 @@ class Recorder(TorchDispatchMode):
         """
         storage = tensor.untyped_storage()
         key = storage._cdata
+        known = self._numbers.get(key)
+        if known is not None:
+            return known
         nbytes = storage.nbytes()
-        if key in self._numbers or nbytes == 0 or (self._only_device and tensor.device.type == HOST):
-            return
+        on_host = tensor.device.type == HOST
+        if nbytes == 0 or (self._only_device and on_host):
+            return OUTSIDE
         number = self._numbers[key] = self._count
         self._places[number] = place
         self._count += 1
-        if tensor.device.type == HOST:
+        if on_host:
             self.on_host.add(number)
         self._allocated_at[number] = len(self.events)
         if alone:
@@ -276,6 +291,7 @@ class Recorder(TorchDispatchMode):
         else:
             self.events.append(Allocate(number, nbytes, read[0][0] if read else OUTSIDE, read[1:]))
         self._references[number] = weakref.ref(storage, self._death_of(key, number))
+        return number
 
     def unit_of(self, weight: torch.Tensor) -> int | None:
         """Return the unit that `weight` belongs to; None if it is no weight of a unit that is followed."""
@@ -499,7 +515,8 @@ class Recorder(TorchDispatchMode):
         self._wrap(module, "forward", before, after)
 
     def _tensors(self, value: Any) -> tuple[tuple[int, int], ...]:
-        return self._numbered(iter_tensors(value, registered=True))
+        with torch._C.DisableTorchFunction():  # no function mode is asked about shapes and storages
+            return self._numbered(iter_tensors(value, registered=True))
 
     def _numbered(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, int], ...]:
         found: dict[int, int] = {}

@@ -271,7 +271,7 @@ class ConstantsThroughHost(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.__format__ and args[0].dim() == 0:
@@ -318,18 +318,20 @@ class BroughtToWeights(ConstantsThroughHost):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        uses_weights = self._recorder.begin_function(tensors_in(args, kwargs))
-        try:
-            output = super().__torch_function__(func, types, args, dict(kwargs or {}))
-        finally:
-            if uses_weights:
+        kwargs = kwargs or {}
+        if not self._recorder.begin_function(args, kwargs):
+            output = super().__torch_function__(func, types, args, kwargs)
+        else:
+            try:
+                output = super().__torch_function__(func, types, args, kwargs)
+            finally:
                 self._recorder.end_function()
         for tensor in output if isinstance(output, (tuple, list)) else (output,):
             computed = isinstance(tensor, FakeTensor) and id(tensor) not in self._weights
             if computed and id(tensor.fake_device) in self._units:
                 tensor.fake_device = self.device
         if func is torch.Tensor.to:
-            given = (*args[1:], *(kwargs or {}).values())
+            given = (*args[1:], *kwargs.values())
             units = [self._units[id(each)][1] for each in given if id(each) in self._units]
             if units:
                 return self._recorder.bring(output, units[0])

@@ -61,7 +61,8 @@ _EQUALITIES = {aten.eq.Tensor, aten.eq.Scalar}
 
 _INTEGERS = {torch.int32, torch.int64}
 
-Call = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
+Call = Callable[[Any, tuple[Any, ...], Mapping[str, Any], list[torch.Tensor]], Any]
+"""Runs an operation on fake tensors: the last argument are the tensors among its arguments."""
 
 
 def real_tensors() -> AbstractContextManager[None]:
@@ -100,8 +101,8 @@ class Values:
         """Return the value of a tensor on the host; None if it is unknown."""
         if not isinstance(tensor, FakeTensor):
             return tensor if tensor.device.type == "cpu" else None
-        value: torch.Tensor | None = getattr(tensor, VALUE, None)
-        if value is not None and value.untyped_storage()._cdata in self._overwritten:
+        value: torch.Tensor | None = tensor.__dict__.get(VALUE)
+        if value is not None and self._overwritten and value.untyped_storage()._cdata in self._overwritten:
             return None
         return value
 
@@ -113,51 +114,67 @@ class Values:
         """Have the value of a fake tensor unknown."""
         tensor.__dict__.pop(VALUE, None)
 
-    def run(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of `call(func, args, kwargs)` on fake tensors, with its value where that is known.
+    def run(
+        self,
+        call: Call,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        read: list[torch.Tensor] | None = None,
+    ) -> Any:
+        """Return the result of `call(func, args, kwargs, read)` on fake tensors, with its value where that is known.
 
         Args:
             call: runs the operation on fake tensors.
             func: the operation.
             args: its positional arguments.
             kwargs: its keyword arguments.
+            read: the tensors among its arguments, in order; None: they are looked for.
 
         Raises:
             UnknownValue: the result is a number that depends on unknown values.
         """
-        self._adopt_constants(args, kwargs)
+        if read is None:
+            read = tensors_in(args, kwargs)
+        self._adopt_constants(read)
         try:
-            output = call(func, args, kwargs)
+            output = call(func, args, kwargs, read)
         except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
             return self._by_value(call, func, args, kwargs, error)
-        tensors = tensors_in(output)
+        tensors = [output] if isinstance(output, torch.Tensor) else tensors_in(output)
         if tensors and all(tensor.numel() <= LARGEST for tensor in tensors):
-            value = self._compute(func, args, kwargs, output)
+            value = self._compute(func, args, kwargs, read, output)
             if value is None:
-                self._count(func, args, kwargs, output)
+                self._count(func, args, kwargs, read, output)
             else:
                 self._remember(output, value)
         elif func._schema.is_mutable:
             self._forget_written(func, args, kwargs)
         return output
 
-    def _adopt_constants(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _adopt_constants(self, read: list[torch.Tensor]) -> None:
         """Take over the constants that PyTorch attaches to fake tensors: its own propagation fails if one is moved to
         another device."""
-        for leaf in tensors_in(args, kwargs):
+        for leaf in read:
             if isinstance(leaf, FakeTensor) and leaf.constant is not None:
                 if getattr(leaf, VALUE, None) is None:
                     self.give(leaf, leaf.constant)
                 leaf.constant = None
 
-    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any = None) -> Any:
+    def _compute(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        read: list[torch.Tensor],
+        output: Any = None,
+    ) -> Any:
         """Return the value of an operation's result, of which `output` is the fake; None if it is unknown."""
-        read = tensors_in(args, kwargs)
         if func in _UNDEFINED and output.dtype in _INTEGERS:  # written before it is read
             with real_tensors():
                 return torch.zeros(output.shape, dtype=output.dtype)
-        known = func not in _UNDEFINED and torch.Tag.nondeterministic_seeded not in func.tags
-        if not known or any(self.of(tensor) is None for tensor in read):
+        known = all(self.of(tensor) is not None for tensor in read)
+        if not known or func in _UNDEFINED or torch.Tag.nondeterministic_seeded in func.tags:
             if func._schema.is_mutable:
                 self._forget_written(func, args, kwargs)
             return None
@@ -178,15 +195,16 @@ class Values:
             except NotImplementedError:
                 return None
 
-    def _count(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+    def _count(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], read: list[torch.Tensor], output: Any
+    ) -> None:
         """Remember what an operation counts from masks, if these selected everything, and from choices, if all of them
         were the same: then nothing could be chosen more often."""
-        read = tensors_in(args, kwargs)
         if func is aten.topk.default and output[1].dim():
             setattr(output[1], COUNT, _all_choose_the_first(output[1], args[2] if len(args) > 2 else -1))
             setattr(output[1], CHOSEN, True)
             return
-        if func in _UNDEFINED or func._schema.is_mutable or any(self._count_in(tensor) is None for tensor in read):
+        if any(self._count_in(tensor) is None for tensor in read) or func in _UNDEFINED or func._schema.is_mutable:
             return
         chosen = any(getattr(tensor, CHOSEN, False) for tensor in read)
         masks = any(tensor.dtype == torch.bool for tensor in tensors_in(output))
@@ -203,7 +221,7 @@ class Values:
         value = self.of(tensor)
         if value is not None:
             return value
-        counted: torch.Tensor | None = getattr(tensor, COUNT, None)
+        counted: torch.Tensor | None = tensor.__dict__.get(COUNT)
         if counted is None and tensor.dtype == torch.bool and tensor.numel() <= LARGEST:
             with real_tensors():
                 return torch.ones(tensor.shape, dtype=torch.bool)
@@ -239,10 +257,11 @@ class Values:
             return self.run(call, aten.index.Tensor, (data, self._positions([mask])), kwargs)
         if func is aten.nonzero.default:
             return self._fake(self._selected(args[0]), args[0].device)
-        value = self._compute(func, args, kwargs)
+        read = tensors_in(args, kwargs)
+        value = self._compute(func, args, kwargs, read)
         if value is None:
             raise UnknownValue(f"{func} reads values that are not known") from error
-        device = tensors_in(args, kwargs)[0].device
+        device = read[0].device
         return tree_map(lambda real: self._made(real, device) if isinstance(real, torch.Tensor) else real, value)
 
     def _number(self, func: Any, args: tuple[Any, ...]) -> Any:

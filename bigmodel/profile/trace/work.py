@@ -54,7 +54,8 @@ class Work:
     nbytes: int = 0
 
 
-_CALL_ONLY = Work(CALL)
+CALL_ONLY = Work(CALL)
+"""The work of a view, or of another operation without a new storage."""
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
@@ -101,7 +102,7 @@ def work_of(
         return known(*args, **kwargs)
     made = tensors_in(output)
     if func.is_view or not made or func in _VIEWS:
-        return _CALL_ONLY
+        return CALL_ONLY
     if func in _LOOKUPS:
         return Work(MOVE, _dtype(made[0]), nbytes=2 * sum(map(_nbytes, made)))
     return Work(MOVE, _dtype(made[0]), nbytes=sum(map(_nbytes, [*tensors_in(args, kwargs), *made])))
