@@ -52,12 +52,14 @@ def train(accelerator: Accelerator, model: nn.Module, optimizer: Any, batches: t
 
 
 @cache
-def resident(layers: int = 4, adapt: Callable[[nn.Module], nn.Module] = nn.Module.train, **options: Any) -> list[float]:
+def resident(
+    layers: int = 4, adapt: Callable[[nn.Module], nn.Module] = nn.Module.train, steps: int = 4, **options: Any
+) -> list[float]:
     """The losses of the model that lies on the accelerator as a whole."""
     fresh_states()
     accelerator = Accelerator(**options)
     model = adapt(llama(layers).train())
-    losses = train(accelerator, *accelerator.prepare(model, adam(model)))
+    losses = train(accelerator, *accelerator.prepare(model, adam(model)), TOKENS[:steps])
     fresh_states()
     return losses
 
@@ -99,7 +101,7 @@ def test_all_weights_are_trained_with_their_optimizer_s_state_on_the_host(option
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_is_trained_within_its_budget() -> None:
     layers = 12  # half of the weights hold the parts outside the blocks, two blocks and their activations
-    expected = resident(layers)
+    expected = resident(layers, steps=2)
     weights = sum(p.nbytes for p in llama(layers).parameters())
     budget = weights // 2  # resident training takes four times the weights
     virtual.enable(count=1, capacity=budget)
@@ -108,7 +110,7 @@ def test_a_model_that_does_not_fit_is_trained_within_its_budget() -> None:
     model = dispatch_model(llama(layers).train(), device_map, max_memory={0: budget, "cpu": "1GiB"})
     model, optimizer = accelerator.prepare(model, adam(model))
     reset_peak_memory(0)
-    assert train(accelerator, model, optimizer) == pytest.approx(expected, rel=1e-5)
+    assert train(accelerator, model, optimizer, TOKENS[:2]) == pytest.approx(expected, rel=1e-5)
     assert max_memory_allocated(0) <= budget
 
 
@@ -156,7 +158,7 @@ def test_weights_on_disk_are_trained_in_memory_and_the_checkpoint_stays(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize(("home", "adapted"), [("cpu", "before"), ("disk", "after")])
 def test_adapters_of_a_frozen_base_are_trained(tmp_path: Path, home: str, adapted: str) -> None:
-    expected = resident(DEEP, lora)
+    expected = resident(DEEP, lora, steps=2)
     accelerator = Accelerator()
     if adapted == "before":
         whole = lora(llama(DEEP).train())
@@ -165,7 +167,7 @@ def test_adapters_of_a_frozen_base_are_trained(tmp_path: Path, home: str, adapte
         model = lora(from_disk(tmp_path, {"": home}, DEEP, main_device="virtual:0"))
     reset_peak_memory(0)
     model, optimizer = accelerator.prepare(model, adam(model))
-    assert train(accelerator, model, optimizer) == pytest.approx(expected, rel=1e-6)
+    assert train(accelerator, model, optimizer, TOKENS[:2]) == pytest.approx(expected, rel=1e-6)
     assert max_memory_allocated(0) < sum(p.nbytes for p in model.parameters()) // 2
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 

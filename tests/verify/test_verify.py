@@ -53,9 +53,9 @@ use_machine(nominal_machine(), f"{folder}/nominal")
 # As many tokens as the model allows: no context length is given.
 results = {"llama": from_command_line(f"{folder}/llama", "--max-memory", "0=900KB,cpu=1GB", "--tolerance", "1e9")}
 for budget in ("720KB", "1100KB"):
-    options = ["--max-memory", f"0={budget},cpu=1GB", "--context", "32", "--batch-size", "2"]
+    options = ["--max-memory", f"0={budget},cpu=1GB", "--context", "16", "--batch-size", "2"]
     results[f"mixtral {budget}"] = from_command_line(f"{folder}/mixtral", *options)
-quantised = ["--max-memory", "0=200KB,cpu=1GB", "--context", "32"]
+quantised = ["--max-memory", "0=200KB,cpu=1GB", "--context", "16"]
 results["quantised"] = from_command_line(f"{folder}/quantised", *quantised)
 # The link of this machine pays for a prompt and not for a step.
 use_machine(machine(link=1e8, host=4e-9), f"{folder}/slow_link")

@@ -24,7 +24,7 @@ def _clip() -> Any:
 
 
 def _wav2vec2() -> Any:
-    convolutions = {"conv_dim": [32] * 3, "conv_stride": [5, 2, 2], "conv_kernel": [10, 3, 3]}
+    convolutions = {"conv_dim": [32] * 3, "conv_stride": [5, 4, 4], "conv_kernel": [10, 5, 5]}
     positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
     config = t.Wav2Vec2Config(**SIZES, **convolutions, **positions, num_feat_extract_layers=3, vocab_size=32)
     return t.Wav2Vec2ForCTC(config)
