@@ -305,14 +305,19 @@ def _serve(listening: int, users: int, folder: Path, prelude: str) -> None:
     if prelude:
         import_module(prelude)
     _import(MODULES)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the watchers are not waited for
+    running: dict[int, tuple[int, int]] = {}  # by handle: the number of a program, and the pipe that its end is told to
     with socket.socket(fileno=listening) as listener:
         while True:
-            if users in select.select([listener, users], [], [])[0]:
+            ready = select.select([listener, users, *running], [], [])[0]
+            for handle in running.keys() & {*ready}:
+                _report(*running.pop(handle))
+                os.close(handle)
+            if users in ready:
                 with _locked():
                     if _is_abandoned(users):
                         shutil.rmtree(folder)
                         return
+            if listener not in ready:
                 continue
             connection, _ = listener.accept()
             with connection:
@@ -322,15 +327,18 @@ def _serve(listening: int, users: int, folder: Path, prelude: str) -> None:
                     request = json.loads(file.read())
                 if request["modules"]:
                     _import(request["modules"])
-                if os.fork() == 0:
+                status, *descriptors = rest
+                program = os.fork()
+                if program == 0:
                     break
+                os.write(status, f"{program}\n".encode())
+                running[os.pidfd_open(program)] = program, status
                 connection.send(b".")
-            for each in rest:
+            for each in descriptors:
                 os.close(each)
-    os.close(users)
-    status, *descriptors = rest
-    if _watched(status):
-        _end(_exit_code(request, descriptors))
+    for each in (users, status, *running, *(pipe for _, pipe in running.values())):
+        os.close(each)
+    _end(_exit_code(request, descriptors))
 
 
 def _is_abandoned(users: int) -> bool:
@@ -352,21 +360,12 @@ def _import(names: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _watched(status: int) -> bool:
-    """Fork once more, and return True in the child. The parent reports the child's number and end to `status`."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    child = os.fork()
-    if child == 0:
-        os.close(status)
-        return True
-    os.write(status, f"{child}\n".encode())
-    for descriptor in (0, 1, 2):
-        os.close(descriptor)  # otherwise readers of the program's output would wait for this process
-    os.closerange(3, status)
-    os.closerange(status + 1, 256)
-    _, code = os.waitpid(child, 0)
-    os.write(status, f"{os.waitstatus_to_exitcode(code)}\n".encode())
-    os._exit(0)
+def _report(program: int, status: int) -> None:
+    """Write how a program has ended to the pipe that its starter reads."""
+    _, code = os.waitpid(program, 0)
+    with suppress(BrokenPipeError):  # nobody waits for it
+        os.write(status, f"{os.waitstatus_to_exitcode(code)}\n".encode())
+    os.close(status)
 
 
 def _exit_code(request: dict[str, Any], streams: list[int]) -> int:

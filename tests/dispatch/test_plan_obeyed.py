@@ -65,7 +65,7 @@ def deep_mixtral(per_token: int = 2) -> nn.Module:
 @cache
 def profile_of(make: Callable[..., nn.Module], *sizes: int) -> Profile:
     """Return the profile of `make(*sizes)`: what differs between tests is what is planned with it."""
-    return profile_model(make(*sizes), context_length=64, new_tokens=2, device_type="virtual")
+    return profile_model(make(*sizes), context_length=64, new_tokens=1, device_type="virtual")
 
 
 def planned(profile: Profile, budget: int = 12 * MEGABYTE, **arguments: Any) -> Plan:

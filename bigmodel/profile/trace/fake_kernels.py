@@ -87,7 +87,7 @@ def run_fake(
     """
     if func is RESTORE:
         return None
-    if _is_always_derived(func) and not (func is aten.index.Tensor and _has_no_mask(args[1])):
+    if _is_always_derived(func) and not _follows_from_shapes(func, args, kwargs):
         return derive(func, args, kwargs)
     key = _key_of(func, args, kwargs)
     if key is None:
@@ -235,9 +235,13 @@ def _is_always_derived(func: Any) -> bool:
     return func.namespace != "aten" or any(tag in func.tags for tag in _DERIVED_TAGS)
 
 
-def _has_no_mask(indices: Any) -> bool:
-    """Whether the shape of what `indices` select follows from their shapes."""
-    return all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in indices)
+def _follows_from_shapes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the results of such an operation follow from its arguments' shapes this time: nothing is selected by a
+    mask, or dropped out."""
+    if func is aten.index.Tensor:
+        return all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1])
+    drops = args[3] if len(args) > 3 else kwargs.get("dropout_p")
+    return func is aten._scaled_dot_product_flash_attention_for_cpu.default and not drops
 
 
 def _key_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -328,10 +332,19 @@ def _make_one(result: _Result, arguments: list[torch.Tensor], mode: FakeTensorMo
             memory = arguments[result.viewed].untyped_storage()
             tensor = torch.empty(0, dtype=result.dtype, device="meta")
             tensor.set_(memory, result.offset, result.shape, result.strides)
-    attributes = _attributes(mode, result.device)
-    made = torch.Tensor._make_subclass(
-        FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=result.device
-    )
+    return _as_fake(tensor, mode, result.device)
+
+
+def new_fake(shape: torch.Size, dtype: torch.dtype, device: torch.device, mode: FakeTensorMode) -> FakeTensor:
+    """Return a contiguous fake tensor of the mode."""
+    with torch._C._DisableTorchDispatch():
+        tensor = torch.empty(shape, dtype=dtype, device="meta")
+    return _as_fake(tensor, mode, device)
+
+
+def _as_fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> FakeTensor:
+    attributes = _attributes(mode, device)
+    made = torch.Tensor._make_subclass(FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device)
     if mode._allow_unsafe_data_ptr_access:
         torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
     else:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from ...devices import HOST
 from .extrapolate import LayerSample
+from .fake_kernels import new_fake
 from .initial_buffers import initial_buffers
 from .recorder import Recorder
 from .values import LARGEST, Values, real_tensors
@@ -149,8 +150,7 @@ def _modules_without(model: nn.Module, left_out: set[int]) -> list[nn.Module]:
 
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    with mode:
-        fake = torch.empty(tensor.shape, dtype=dtype, device=device)
+    fake = new_fake(tensor.shape, dtype, device, mode)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=False)
     if not tensor.is_floating_point() and tensor.device.type == HOST and tensor.numel() <= LARGEST:

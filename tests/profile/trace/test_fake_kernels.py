@@ -156,6 +156,17 @@ def test_what_depends_on_values_is_derived_each_time(derived: list[Any]) -> None
     assert derived.count(aten.index.Tensor) == 2
 
 
+def test_attention_is_derived_each_time_only_where_scores_are_dropped(derived: list[Any]) -> None:
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    for dropped in (0.0, 0.5):
+        for _ in range(2):
+            with FakeTensorMode():
+                x = torch.empty(1, 2, 3, 8)
+                with Fake():
+                    assert attention(x, x, x, dropped)[0].shape == x.shape
+    assert derived.count(attention) == 3
+
+
 def test_operations_in_place_return_their_own_argument(derived: list[Any]) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         tensors, rows = [torch.empty(2, 3) for _ in range(3)], torch.ones(2, dtype=torch.int64)
