@@ -74,9 +74,14 @@ def _collect_everything() -> None:
     gc.freeze()
 
 
+YOUNG = 20_000
+"""Objects after which garbage is looked for: most are gone by then without it, as they are in no cycle."""
+
+
 def pytest_collection_finish() -> None:
     """Collect garbage from now on, and exempt modules and collected tests from it."""
     gc.freeze()
+    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
     gc.enable()
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.marks import needs
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.scripted import scripted_app
 from tests.server.test_tool_calls import HERMES
 
-anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed: pip install bigmodel[test]")
+pytestmark = needs("anthropic")  # importing it takes more than a second
 
 HI: Any = [{"role": "user", "content": "the end?"}]
 CITY = {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer"}}
@@ -30,7 +31,9 @@ TOOLS = [WEATHER, TIME]
 
 @contextmanager
 def client_of(url: str, **more: Any) -> Iterator[Any]:
-    with anthropic.Anthropic(base_url=url, max_retries=0, **{"api_key": "none", **more}) as client:
+    from anthropic import Anthropic
+
+    with Anthropic(base_url=url, max_retries=0, **{"api_key": "none", **more}) as client:
         yield client
 
 
@@ -223,18 +226,22 @@ def test_an_answer_is_held_to_a_schema(client: Any) -> None:
 
 
 def test_keys_come_in_either_header() -> None:
+    from anthropic import AuthenticationError
+
     with serving(tiny_app(api_keys=("right",))) as url:
         with client_of(url, api_key="right") as client:
             assert ask(client, max_tokens=1).content
         with client_of(url, api_key=None, auth_token="right") as client:
             assert ask(client, max_tokens=1).content
-        with client_of(url, api_key="wrong") as client, pytest.raises(anthropic.AuthenticationError) as refused:
+        with client_of(url, api_key="wrong") as client, pytest.raises(AuthenticationError) as refused:
             ask(client, max_tokens=1)
     assert refused.value.body["error"]["type"] == "authentication_error"
 
 
 def refusal(client: Any, **fields: Any) -> Any:
-    with pytest.raises(anthropic.APIStatusError) as refused:
+    from anthropic import APIStatusError
+
+    with pytest.raises(APIStatusError) as refused:
         ask(client, **fields)
     body: Any = refused.value.body
     assert body["type"] == "error"
