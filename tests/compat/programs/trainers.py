@@ -8,6 +8,7 @@ import json
 import os
 import sys
 
+import numpy as np
 import torch
 
 torch.set_num_threads(1)
@@ -75,6 +76,11 @@ def losses(trained: Trainer) -> list[float]:
     return [entry["loss"] for entry in trained.state.log_history if "loss" in entry]
 
 
+def same(found: list[float], expected: list[float]) -> bool:
+    # Not to the last bit: loaded weights are aligned otherwise, and on some processors products then round otherwise.
+    return len(found) == len(expected) and np.allclose(found, expected, rtol=1e-6, atol=0)
+
+
 def main(root: str, kinds: list[str]) -> None:
     say("version", accelerate.__version__)
     say("run under the stand-in", "bigmodel.compat.run" in sys.modules)
@@ -85,7 +91,7 @@ def main(root: str, kinds: list[str]) -> None:
         say(f"{kind}: losses", losses(first))
         again = trainer(folder, KINDS[kind])
         again.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
-        say(f"{kind}: resumed", losses(again) == losses(first))
+        say(f"{kind}: resumed", same(losses(again), losses(first)))
         if kind == "seq2seq":
             predicted = first.predict(DATA[:5])
             say(f"{kind}: predicted", [predicted.predictions.tolist(), predicted.metrics["test_loss"]])
