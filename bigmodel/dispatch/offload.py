@@ -15,7 +15,7 @@ from ..errors import DispatchError
 from .dispatch import place_and_attach
 from .placement.offload_files import fill_meta
 from .placement.options import Options, PlanArguments
-from .placement.resolve import resolve_given, whole_classes
+from .placement.resolve import ResolvedMap, resolve_given, whole_classes
 from .weights.parameters import forget_second_places, moved_in_place, refresh_second_places
 
 
@@ -38,16 +38,10 @@ def cpu_offload(
         offload_dtype: As for `dispatch_model`.
     """
     fill_meta(model, state_dict)
-    device = _execution_device(model, execution_device)
-    classes = whole_classes(model, None, preload_module_classes)
-    arguments = PlanArguments.read(
-        main_device=device,
-        no_split_module_classes=classes,
-        offload_buffers=offload_buffers,
-        offload_dtype=offload_dtype,
+    resolved, options = _whole_model_at(
+        HOST, model, execution_device, offload_buffers, preload_module_classes, offload_dtype
     )
-    resolved = resolve_given(model, {"": HOST}, arguments)
-    return place_and_attach(model, resolved, Options(no_split_module_classes=classes))
+    return place_and_attach(model, resolved, options)
 
 
 def disk_offload(
@@ -72,16 +66,29 @@ def disk_offload(
         offload_dtype: As for `dispatch_model`.
     """
     fill_meta(model, offload_dir=offload_dir)
-    device = _execution_device(model, execution_device)
+    resolved, options = _whole_model_at(
+        DISK, model, execution_device, offload_buffers, preload_module_classes, offload_dtype
+    )
+    return place_and_attach(model, resolved, options, offload_dir)
+
+
+def _whole_model_at(
+    storage: str,
+    model: nn.Module,
+    execution_device: DeviceLike | None,
+    offload_buffers: bool,
+    preload_module_classes: Collection[str] | None,
+    offload_dtype: str | None,
+) -> tuple[ResolvedMap, Options]:
+    """Return the map that keeps a whole model on the host or on disk, and the options of its dispatch."""
     classes = whole_classes(model, None, preload_module_classes)
     arguments = PlanArguments.read(
-        main_device=device,
+        main_device=_execution_device(model, execution_device),
         no_split_module_classes=classes,
         offload_buffers=offload_buffers,
         offload_dtype=offload_dtype,
     )
-    resolved = resolve_given(model, {"": DISK}, arguments)
-    return place_and_attach(model, resolved, Options(no_split_module_classes=classes), offload_dir)
+    return resolve_given(model, {"": storage}, arguments), Options(no_split_module_classes=classes)
 
 
 def _execution_device(model: nn.Module, given: DeviceLike | None) -> DeviceLike:
