@@ -58,11 +58,8 @@ EXCEPTIONS = {
     ),
     **dict.fromkeys(
         [
-            "blip_2_qformer", "decision_transformer", "gemma3n_audio", "glm_image_vqmodel", "inkling2_vision",
-            "kyutai_speech_to_text", "lxmert", "mimi_decoder", "muse_glimmer_assistant",
-            "nemotron3_5_transcribe_word_timestamp", "perceiver", "pocket_tts_audio_tokenizer_decoder",
-            "speech-encoder-decoder", "tvp", "vibevoice_acoustic_tokenizer_decoder",
-            "vibevoice_acoustic_tokenizer_encoder", "voxtral_realtime",
+            "glm_image_vqmodel", "inkling2_vision", "kyutai_speech_to_text", "speech-encoder-decoder", "tvp",
+            "voxtral_realtime",
         ],
         OTHER_INPUTS,
     ),

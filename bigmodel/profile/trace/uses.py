@@ -12,6 +12,7 @@ from torch import nn
 
 from .codebooks import generate_sound, generates_codes, sounds_of
 from .diffusion_inputs import diffusion_inputs, has_both_ways, use_autoencoder
+from .feature_inputs import feature_inputs
 from .generation import CACHES, FURTHER, generate
 from .inputs import (
     IMAGES,
@@ -97,7 +98,10 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
                 yield Use(partial(_use_both_ways, inputs=conditioned))
             yield Use(partial(_use_forward, inputs=conditioned))
         return
-    if name not in KNOWN or (name in TEXT and tokens == 0):
+    features = list(feature_inputs(model, batch_size, tokens))
+    for inputs in features:
+        yield Use(partial(_use_forward, inputs=inputs))
+    if features or name not in KNOWN or (name in TEXT and tokens == 0):
         return
     if name == STATE:
         for robot in robot_inputs(model, batch_size, tokens):
