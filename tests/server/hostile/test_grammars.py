@@ -47,7 +47,8 @@ BOMBS = {
     "name", [pytest.param(name, marks=pytest.mark.slow if name != "nested parentheses" else ()) for name in BOMBS]
 )
 def test_an_expensive_schema_is_refused_and_the_next_one_compiles(name: str) -> None:
-    with pytest.raises(GrammarError, match="takes too much"):
+    # By its processor time, its memory, or on a machine that is busy the time that a client waits.
+    with pytest.raises(GrammarError, match="describe less of the answer"):
         worker_of().compile(BOMBS[name])
     worker_of().compile({"type": "string", "pattern": "^[a-z]{2}$"})
 
