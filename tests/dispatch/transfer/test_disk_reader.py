@@ -183,6 +183,46 @@ def test_a_wrong_expectation_costs_time_and_nothing_else(reader: DiskReader, tmp
     assert fetched(reader, blocks[1])[0].unique().tolist() == [7], "what was read ahead is out of date"
 
 
+def test_a_read_of_a_wrong_expectation_that_is_still_running_writes_over_no_later_one(
+    tmp_path: Path, stats: StreamStats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks, _ = streamed_blocks(tmp_path, count=3, elements=3 * CHUNK // 4)
+    start = (tmp_path / "model.safetensors").stat().st_size - 2 * blocks[1].nbytes
+    stream = GatedStream()
+    reader = DiskReader(stream, ReadPolicy(0), stats, STAGING)
+    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    later_reads = threading.Semaphore(0)
+    read = SourceFile.read
+
+    def slow_once(self: SourceFile, memory: memoryview, offset: int, needed: int, bypass: bool = False) -> None:
+        is_first = offset >= start and not begun.is_set()
+        if is_first:
+            begun.set()
+            assert goes_on.wait(30)
+        read(self, memory, offset, needed, bypass)
+        if is_first:
+            ended.set()
+        elif offset >= start + blocks[1].nbytes:
+            later_reads.release()
+
+    monkeypatch.setattr(SourceFile, "read", slow_once)
+    stream.gate.set()
+    reader.expect([blocks[1]])
+    fetched(reader, blocks[0])
+    assert begun.wait(30)
+    stream.gate.clear()
+    reader.expect(())
+    memory = memory_for(blocks[2])
+    arrival = reader.fetch(Transfer(blocks[2], memory), ())
+    for _ in range(3):  # they come only if the slot of the running read is taken for free
+        later_reads.acquire(timeout=0.1)
+    goes_on.set()
+    assert ended.wait(30)
+    stream.gate.set()
+    arrival.wait()
+    assert blocks[2].layout.views(memory)[0].unique().tolist() == [2]
+
+
 def test_a_file_cut_short_is_reported_where_the_block_is_needed(reader: DiskReader, tmp_path: Path) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=3, elements=CHUNK)
     path = tmp_path / "model.safetensors"
