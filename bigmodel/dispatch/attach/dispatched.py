@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...devices import HOST, is_accelerator
 from ...devices.caching import hold_to, memory_peaks
+from ...devices.scripts import OverriddenScripts
 from ...errors import DispatchError
 from ...plan import Plan
 from ...quantized.host_kernels import PackedWeight
@@ -26,7 +27,7 @@ from ..placement.resolve import ResolvedMap
 from ..streaming.streamer import Streamer
 from ..streaming.transform_budgets import TransformBudgets
 from ..weights.block import Registry
-from ..weights.outside_use import mark_lent, mark_offloaded, note_optimizer_step, unmark_offloaded
+from ..weights.outside_use import is_marked, mark_lent, mark_offloaded, note_optimizer_step, unmark_offloaded
 from ..weights.packing import WeightError
 from ..weights.parameters import Reference, take_over
 from ..weights.visits import StreamStats, together
@@ -97,7 +98,12 @@ class Dispatched(NotCopied):
         if self.untied:
             self._until_undispatched(self.untied.watch())
 
-    def _until_undispatched(self, handle: RemovableHandle) -> None:
+    def _follow_scripts(self, model: nn.Module) -> None:
+        """Have functions of TorchScript compute with copies of offloaded weights, as other operations do."""
+        if any(map(is_marked, (*model.parameters(), *model.buffers()))):
+            self._until_undispatched(OverriddenScripts(is_marked))
+
+    def _until_undispatched(self, handle: RemovableHandle | OverriddenScripts) -> None:
         # Also removed when the model is deleted without being undispatched.
         release = weakref.finalize(self, handle.remove)
         release.atexit = False
@@ -124,6 +130,7 @@ class Dispatched(NotCopied):
             attachment.attach()
         self._mark_offloaded(model)
         mark_lent(self.lent)
+        self._follow_scripts(model)
         self._find_additions(model)
         self._limit_transforms(model)
         self.follow_optimizers()

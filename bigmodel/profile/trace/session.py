@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ...devices import HOST
+from ...devices.scripts import OverriddenScripts
 from .extrapolate import LayerSample
 from .fake_kernels import new_fake
 from .initial_buffers import initial_buffers
@@ -314,6 +315,15 @@ class BroughtToWeights(ConstantsThroughHost):
                 tensor.fake_device = torch.device(tensor.device.type, tensor.device.index)
                 self._units[id(tensor.fake_device)] = tensor.fake_device, unit
                 self._weights.add(id(tensor))
+
+    def __enter__(self) -> BroughtToWeights:
+        self._scripts = OverriddenScripts(lambda tensor: isinstance(tensor, FakeTensor))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._scripts.remove()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -1,0 +1,89 @@
+"""Functions of TorchScript can be overridden, for as long as somebody asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from bigmodel.devices.scripts import OverriddenScripts
+
+
+@torch.jit.script
+def add(x: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
+    return x + others[0]
+
+
+@torch.jit.script
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x.mul_(2)
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = double(x)
+    return found
+
+
+class Copying(TorchFunctionMode):
+    """Counts calls, and gives functions copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripted = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func.__name__ != "scripted":
+            return func(*args, **kwargs or {})
+        self.scripted += 1
+        return func(*[each.clone() if isinstance(each, torch.Tensor) else each for each in args], **kwargs or {})
+
+
+@pytest.fixture
+def of_three() -> Iterator[OverriddenScripts]:
+    found = OverriddenScripts(lambda tensor: len(tensor) == 3)
+    yield found
+    found.remove()
+
+
+@pytest.mark.usefixtures("of_three")
+def test_calls_with_the_tensors_asked_for_are_overridden() -> None:
+    with Copying() as seen:
+        assert add(torch.ones(3), [torch.ones(3)]).tolist() == [2, 2, 2]
+        assert add(torch.ones(1), others=[torch.ones(3)]).tolist() == [2, 2, 2]
+        assert seen.scripted == 2
+        assert add(torch.ones(2), [torch.ones(2)]).tolist() == [2, 2]
+        assert seen.scripted == 2
+
+
+@pytest.mark.usefixtures("of_three")
+def test_calls_outside_of_a_mode_are_as_they_were() -> None:
+    assert add(torch.ones(3), [torch.ones(3)]).tolist() == [2, 2, 2]
+    with pytest.raises(RuntimeError, match="missing value for argument 'others'"):
+        add(torch.ones(3))
+
+
+@pytest.mark.usefixtures("of_three")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_written_into_a_copy_is_written_into_its_source(mode: Any) -> None:
+    with mode(), Copying():
+        x = torch.ones(3)
+        assert twice(x).tolist() == [2, 2, 2]
+        assert x.tolist() == [2, 2, 2]
+
+
+def test_the_class_is_as_it_was_once_nobody_asks(of_three: OverriddenScripts) -> None:
+    changed = vars(torch.jit.ScriptFunction)["__call__"]
+    second = OverriddenScripts(lambda _: True)
+    of_three.remove()
+    assert vars(torch.jit.ScriptFunction)["__call__"] is changed
+    second.remove()
+    second.remove()
+    assert vars(torch.jit.ScriptFunction)["__call__"] is not changed
+    with Copying() as seen:
+        add(torch.ones(3), [torch.ones(3)])
+    assert seen.scripted == 0
