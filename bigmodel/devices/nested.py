@@ -1,5 +1,5 @@
-"""Traversal of nested containers (lists, tuples, named tuples, mappings, dataclasses), moving the tensors in them, and
-the memory that a tensor lies in.
+"""Traversal of nested containers (lists, tuples, named tuples, mappings, dataclasses, distributions), moving the
+tensors in them, and the memory that a tensor lies in.
 
 `open_container` defines what a container is: its members, and how to rebuild one of the same kind. Every function here
 is built on it. Anything it does not open is a leaf: tensors, numbers, text, None, modules, caches.
@@ -26,7 +26,7 @@ class Container(NamedTuple):
     """The members of a container, and how to rebuild it.
 
     Attributes:
-        keys: Keys of a mapping, names of a dataclass's fields, positions in a sequence.
+        keys: Keys of a mapping, names of a dataclass's fields or a distribution's attributes, positions in a sequence.
         members: Its members, in the order of `keys`.
         rebuild: Returns a container of the same kind with the given members, as many as there are keys.
     """
@@ -51,7 +51,9 @@ def open_container(value: Any, registered: bool = False) -> Container | None:
         return _mapping(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _dataclass(value)
-    return _registered(value) if registered and type(value) in _pytree.SUPPORTED_NODES else None
+    if registered and type(value) in _pytree.SUPPORTED_NODES:
+        return _registered(value)
+    return _distribution(value) if _is_distribution(type(value)) and hasattr(value, "__dict__") else None
 
 
 def map_leaves(
@@ -154,8 +156,9 @@ def send_to_device(
     same object. A tensor that occurs several times is moved once: what was one tensor still is.
 
     Args:
-        tensor: A tensor, or lists, tuples, named tuples, mappings and dataclasses of them, nested to any depth. For
-            other objects their own ``to`` method is called, if they have one; any other value is returned as it is.
+        tensor: A tensor, or lists, tuples, named tuples, mappings, dataclasses and distributions of them, nested to any
+            depth. For other objects their own ``to`` method is called, if they have one; any other value is returned as
+            it is.
         device: Target device; an int is the n-th accelerator of this machine.
         non_blocking: Let a copy from pinned memory return before it is complete.
         skip_keys: Keys of mappings whose values stay where they are.
@@ -264,6 +267,22 @@ def _dataclass(value: Any) -> Container:
         return made
 
     return Container(names, [getattr(value, name) for name in names], rebuild)
+
+
+def _is_distribution(kind: type) -> bool:
+    """Whether a class is one of distributions: of PyTorch, or of latents as autoencoders return them."""
+    return hasattr(kind, "sample") and hasattr(kind, "mode") and not issubclass(kind, torch.nn.Module)
+
+
+def _distribution(value: Any) -> Container:
+    names = list(vars(value))
+
+    def rebuild(new: Sequence[Any]) -> Any:
+        made = copy.copy(value)
+        vars(made).update(zip(names, new))
+        return made
+
+    return Container(names, list(vars(value).values()), rebuild)
 
 
 def _registered(value: Any) -> Container:

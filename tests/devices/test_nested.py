@@ -189,6 +189,30 @@ def test_an_object_that_can_move_itself_does() -> None:
     assert send_to_device([Encoding()], THERE) == ["moved to virtual:0"]
 
 
+class Latents:
+    """A distribution as diffusers' autoencoders return it."""
+
+    def __init__(self, mean: torch.Tensor) -> None:
+        self.mean, self.deterministic = mean, False
+
+    def sample(self) -> torch.Tensor:
+        return self.mean + torch.ones(2, device=self.mean.device)
+
+    def mode(self) -> torch.Tensor:
+        return self.mean
+
+
+def test_a_distribution_moves_with_its_parameters() -> None:
+    given = Latents(torch.ones(2))
+    moved = send_to_device({"latents": given}, "meta")["latents"]
+    assert type(moved) is Latents
+    assert (moved.sample().device.type, given.mean.device.type) == ("meta", "cpu")
+    assert send_to_device(given, "cpu") is given
+    normal = torch.distributions.Independent(torch.distributions.Normal(torch.zeros(2), torch.ones(2)), 1)
+    assert send_to_device(normal, "meta").sample().device.type == "meta"
+    assert normal.sample().device.type == "cpu"
+
+
 @pytest.mark.usefixtures("accelerators")
 def test_a_packed_sequence_moves_as_it_knows_it_may() -> None:
     packed = nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 8), [3, 2])

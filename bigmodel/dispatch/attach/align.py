@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
+import torch
 from torch import nn
 
 from ...devices import HOST, is_accelerator, torch_device
@@ -47,6 +48,7 @@ class Aligner:
         self.units = units
         self.options = options
         self.main = torch_device(placement.main_device)
+        self._falls_back = plan.main_device == HOST and any(map(is_accelerator, plan.devices))
         self._names = NameTree(placed)
         self._returns = {part.name: part.returns for part in plan.parts}
         self._whole = set(options.no_split_module_classes or find_no_split_classes(modules[""]))
@@ -58,7 +60,8 @@ class Aligner:
         if several:
             self._align_units(result)
         offloads = is_accelerator(self.main) and any(placed.offloaded for placed in self.placed.values())
-        if several or offloads or result.attachments or self.options.force_hooks:
+        asked = self.options.force_hooks or self._comes_to_host()
+        if several or offloads or result.attachments or asked:
             root = result.forward_of("", self.modules[""])
             root.device = root.device or self.main
             root.returns_to_input = True
@@ -72,6 +75,12 @@ class Aligner:
             result.untied = UntiedWeights(result.ties, self.placed)
             result.lent = lent_tensors(self.modules, self.units)
             attach_parts(result, self.units, self.modules, self.placed)
+
+    def _comes_to_host(self) -> bool:
+        """Whether the plan leaves the whole model to the host, as nothing of it fits an accelerator: callers could not
+        know, and give it what is there."""
+        scripted = any(isinstance(module, torch.jit.ScriptModule) for module in self.modules.values())
+        return self._falls_back and not scripted
 
     def _align_units(self, result: Dispatched) -> None:
         """Move inputs to each unit, and those outputs to the main device that the plan names, with what the unit puts

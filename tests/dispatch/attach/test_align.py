@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bigmodel.dispatch import dispatch_model
+from bigmodel.dispatch import dispatch_model, get_plan
 from bigmodel.dispatch.attach.dispatched import Dispatched, dispatched
 
-from ...accelerators import at, two
+from ...accelerators import at, exact, two
 from ..models import ids, llama, stack
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
-def carried(model: torch.nn.Module, device_map: dict[str, object], **options: object) -> Dispatched:
+def carried(model: torch.nn.Module, device_map: dict[str, object] | str, **options: object) -> Dispatched:
     found = dispatched(dispatch_model(model, device_map, **options))  # type: ignore[arg-type]
     assert found is not None
     return found
@@ -23,6 +23,19 @@ def carried(model: torch.nn.Module, device_map: dict[str, object], **options: ob
 def test_on_one_device_nothing_is_brought_unless_it_is_asked_for() -> None:
     assert carried(stack(), {"": 0}).attachments == {}
     assert set(carried(stack(), {"": 0}, force_hooks=True).attachments) == {""}
+
+
+@exact
+def test_a_model_that_the_plan_leaves_to_the_host_brings_its_inputs_there() -> None:
+    x = torch.arange(4)
+    expected = stack()(x)
+    model = dispatch_model(stack(), "auto", max_memory={0: 100, "cpu": "1GB"}, sample_inputs=x)
+    assert get_plan(model).main_device == "cpu"
+    found = model(x.to(at(0)))
+    assert str(found.device) == at(0)
+    assert torch.equal(found.cpu(), expected)
+    for away in ({"device_map": {"": "cpu"}}, {"device_map": "auto", "max_memory": {"cpu": "1GB"}}):
+        assert carried(stack(), **away).attachments == {}  # the caller has left it to the host
 
 
 @two
