@@ -15,8 +15,8 @@ def written_atomically(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that is synchronized to disk and renamed to `path` when the body completes.
 
     Raises:
-        OSError: the file cannot be written. Then, and when the body raises, an existing file stays unchanged and no
-            temporary file is left.
+        OSError: the file cannot be written, also where `torch.save` raises another error for it. Then, and when the
+            body raises, an existing file stays unchanged and no temporary file is left.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -25,8 +25,21 @@ def written_atomically(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        reason = _reason_of(error)
+        if reason is None:
+            raise
+        if reason.errno is not None and reason.filename is None:
+            reason.filename = str(path)
+        raise reason from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _reason_of(error: OSError | RuntimeError) -> OSError | None:
+    """Return the error of a failed write: the writer of `torch.save` raises one of its own as it ends its archive."""
+    reason = error if isinstance(error, OSError) or error.__cause__ else error.__context__
+    return reason if isinstance(reason, OSError) else None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
+import torch
 
 from bigmodel.atomic_files import sync_folder, write_text, written_atomically
 
@@ -29,6 +31,26 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         write_text(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_told_with_the_file_also_where_pytorch_hides_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(OSError, match=f"File too large: .*{path}"), written_atomically(path) as file:
+            torch.save({"weight": torch.zeros(10_000)}, file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_of_the_body_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="told"), written_atomically(tmp_path / "file"):
+        try:
+            raise OSError("not found")
+        except OSError as error:
+            raise RuntimeError("told") from error
 
 
 def test_a_file_has_no_name_before_its_body_is_done(tmp_path: Path) -> None:

@@ -115,8 +115,9 @@ class Checkpoints(AcceleratorCore):
         """
         folder = self._source(input_dir)
         models = list(self._models)
-        for hook in list(self._load_hooks.values()):
-            hook(models, str(folder))
+        with raise_on_all(f"{folder} was not read"):
+            for hook in list(self._load_hooks.values()):
+                hook(models, str(folder))
         kept = [index for index, model in enumerate(self._models) if any(model is left for left in models)]
         options = {**(load_kwargs or {}), **kwargs}
         read_run_state(self, folder, strict=bool(options.get("strict", True)), models=kept)

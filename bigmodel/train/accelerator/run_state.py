@@ -55,12 +55,12 @@ def write_run_state(
             strategy.save_optimizer(
                 optimizer.optimizer, _model_of(accelerator, optimizer), folder, index, writes=writes
             )
-    own = {
-        "generators": full_state(),
-        "step": accelerator.step,
-        "data_loaders": [loader.state_dict() for loader in accelerator._dataloaders],
-    }
     with raise_on_all(failure):
+        own = {
+            "generators": full_state(),
+            "step": accelerator.step,
+            "data_loaders": [loader.state_dict() for loader in accelerator._dataloaders],
+        }
         if writes:
             _write_shared(accelerator, folder)
         save_object(own, folder / _own_name(accelerator.process_index))

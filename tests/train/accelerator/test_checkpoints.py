@@ -340,6 +340,27 @@ def test_when_one_process_cannot_read_all_processes_raise_at_once(folder: Path) 
     run.accelerator.load_state(own)
 
 
+def fails(*arguments: Any) -> None:
+    raise ValueError("no state")
+
+
+@on_ranks
+def test_when_a_hook_or_loader_of_one_process_fails_all_processes_raise_at_once(folder: Path) -> None:
+    run = Run(Accelerator())
+    rank = run.accelerator.process_index
+    run.accelerator.save_state(folder / "state")
+    expected = ValueError if rank == 1 else CheckpointError
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(run.loader, "state_dict", fails)
+        with pytest.raises(expected, match="no state"):
+            run.accelerator.save_state(folder / "state")
+    if rank == 1:
+        run.accelerator.register_load_state_pre_hook(fails)
+    with pytest.raises(expected, match="no state"):
+        run.accelerator.load_state(folder / "state")
+
+
 @on_ranks
 def test_one_process_writes_for_all(folder: Path) -> None:
     accelerator = Accelerator()
