@@ -17,7 +17,7 @@ from ...profile import storage_key
 from ..placement.dispatch_units import DispatchUnit
 from ..placement.tensors import PlacedTensor
 from ..streaming.streamer import Streamer
-from ..weights.block import Block
+from ..weights.block import Block, Registry
 from ..weights.data_use import uses_data
 from ..weights.fused_view import lies_on_disk
 from ..weights.packing import WeightError
@@ -72,6 +72,7 @@ class StreamBuilder:
             streamer = Streamer(device, sequential, plan.slots, plan.staging_bytes, plan.readers, plan.gradient_bytes)
             for name, block, encloses in here:
                 block.encloses = encloses
+                block.resident = _resident(self._modules[name], block, device)
                 block.uses_data = uses_data(self._modules[name])
                 if _packs(block, device, shared):
                     block.pack(pin=self._pinned.take(block.layout.nbytes))
@@ -95,6 +96,17 @@ class StreamBuilder:
 
     def _execution_device(self, block: Block) -> torch.device:
         return torch_device(self._placed[block.tensors[0].name].execution_device)
+
+
+def _resident(module: nn.Module, block: Block, device: torch.device) -> list[tuple[Registry, str]]:
+    """Return where parts of `module` have parameters on `device` that are not streamed in `block`."""
+    streamed = {id(tensor.value) for tensor in block.tensors}
+    return [
+        (part._parameters, key)
+        for part in module.modules()
+        for key, parameter in part._parameters.items()
+        if parameter is not None and id(parameter) not in streamed and parameter.device == device
+    ]
 
 
 def _shared_storages(blocks: Sequence[Block]) -> set[object]:

@@ -72,7 +72,8 @@ def run_with_gradients(
     if is_transformed():
         return _run_transformed(streamer, block, compute, args, kwargs)
     streamer.adopt_replaced(block)
-    if not wants_gradients(block, args, kwargs):
+    resident = _trained_residents(block) if block.resident and torch.is_grad_enabled() else []
+    if not resident and not wants_gradients(block, args, kwargs):
         output = streamer.run(block, compute, args, kwargs)
         if not block.encloses:
             _refuse_other_parameters(streamer, block, iter_tensors(output, registered=True))
@@ -80,7 +81,13 @@ def run_with_gradients(
     if block.encloses:
         return _through_copies(streamer, block, compute, args, kwargs)
     host = [tensor.value for tensor in (*block.tensors, *block.nested)]
-    return _BlockCall(streamer, block, module, compute, args, kwargs).run(host)
+    return _BlockCall(streamer, block, module, compute, args, kwargs, resident).run(host)
+
+
+def _trained_residents(block: Block) -> list[torch.Tensor]:
+    """Return the trained parameters of the block's modules that stay on the device."""
+    found = {id(weight): weight for registry, key in block.resident if (weight := registry.get(key)) is not None}
+    return [weight for weight in found.values() if weight.requires_grad]
 
 
 def _run_transformed(
@@ -124,6 +131,7 @@ class _BlockCall(RecomputedCall):
         compute: Compute,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        resident: list[torch.Tensor],
     ) -> None:
         super().__init__(args, kwargs)
         self._streamer = streamer
@@ -131,9 +139,10 @@ class _BlockCall(RecomputedCall):
         self._module = module
         self._compute = compute
         self._replay_state = ReplayState(streamer.device)
-        self._versions = _versions(_parameters_of(block))
-        self._borrowed: list[torch.Tensor] = []
-        """Offloaded weights of other blocks that this one computes with."""
+        self._borrowed: list[torch.Tensor] = resident
+        """Parameters of the module that stay on the device, and offloaded weights of other blocks that this one
+        computes with."""
+        self._versions = _versions([*_parameters_of(block), *resident])
         self._writes_tensors = False
         self._earlier: dict[int, torch.Tensor] = {}
         """The values that the forward began with, of parameters of the block that it has written, by index."""
@@ -147,12 +156,13 @@ class _BlockCall(RecomputedCall):
         finally:
             del block.earlier[id(self._earlier)]
         if self._earlier:
-            self._versions = _versions(_parameters_of(block))
+            self._versions = _versions([*_parameters_of(block), *self._borrowed])
         if used:
-            own = {id(tensor.value) for tensor in (*self._block.tensors, *self._block.nested)}
+            own = {id(tensor.value) for tensor in (*block.tensors, *block.nested)}
+            own.update(map(id, self._borrowed))
             borrowed = {id(weight): weight for weight in used if weight.requires_grad and id(weight) not in own}
-            self._borrowed = list(borrowed.values())
-            self._versions += _versions(self._borrowed)
+            self._borrowed = [*self._borrowed, *borrowed.values()]
+            self._versions += _versions(list(borrowed.values()))
         refuse_hidden_tensors(output, (args, kwargs))
         return output
 

@@ -96,6 +96,8 @@ class Block:
         """Registries of the block's modules that have buffers; None until a forward has looked."""
         self.has_fast_path: bool | None = None
         """Whether it holds modules of PyTorch that compute otherwise where gradients are off, once it was looked."""
+        self.resident: list[tuple[Registry, str]] = []
+        """Where its modules have parameters that stay on the device, being tied to those of resident modules."""
         self.written_buffers: set[tuple[int, str]] | None = None
         """Registries, by id, and names of the buffers that its forward writes; None until one has shown."""
         self.keeps_tensors: bool | None = None

@@ -724,6 +724,24 @@ def test_a_weight_on_the_accelerator_that_a_streamed_block_borrows_is_refused() 
         loss.backward()
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_streamed_module_s_weight_that_is_tied_to_one_on_the_accelerator_gets_both_gradients(bias: bool) -> None:
+    def tied() -> nn.Sequential:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+        model[2].weight = model[0].weight
+        model[2].bias.requires_grad_(bias)
+        return model
+
+    resident, model, x = tied().to(at(0)), tied(), torch.randn(3, 4)
+    dispatch_model(model, {"": "cpu", "0": 0}, main_device=at(0))
+    for given, after in ((x, lambda each: each), (torch.ones(3, 4, device=at(0)), lambda each: each[2])):
+        for each in (resident, model):
+            after(each)(given.to(at(0))).square().sum().backward()
+    assert gradients(model)["0.weight"] is not None
+    assert_same(gradients(model), gradients(resident))
+
+
 def test_a_frozen_block_that_borrows_a_trained_weight_is_refused_in_its_forward() -> None:
     model = borrowing()
     model.requires_grad_(False)
