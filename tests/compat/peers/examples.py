@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from PIL import Image
@@ -44,9 +45,18 @@ EXAMPLES: dict[str, list[str]] = {
     "by_feature/checkpointing.py": ["--checkpointing_steps", "3", "--output_dir", "OUT"],
     "by_feature/profiler.py": [],
     "by_feature/tracking.py": ["--project_dir", "OUT"],
+    "by_feature/cross_validation.py": ["--num_folds", "2"],
+    "by_feature/schedule_free.py": [],
 }  # fmt: skip
-"""Examples with their arguments; OUT is a folder of the run's own, PETS one of small images. Those of images need
-timm and torchvision, the others no packages beside transformers."""
+"""Examples with their arguments; OUT is a folder of the run's own, PETS one of small images."""
+
+NEEDS = {
+    "cv_example.py": ("timm", "torchvision"),
+    "complete_cv_example.py": ("timm", "torchvision"),
+    "by_feature/cross_validation.py": ("sklearn",),
+    "by_feature/schedule_free.py": ("schedulefree",),
+}
+"""Packages beside transformers that examples import."""
 
 RESUMED = "by_feature/checkpointing.py"
 
@@ -99,6 +109,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as out:
         for name, arguments in EXAMPLES.items():
             if given.names and not any(each in name for each in given.names):
+                continue
+            missing = [package for package in NEEDS.get(name, ()) if find_spec(package) is None]
+            if missing:
+                print(f"{name}: not run, needs the package {', '.join(missing)}", flush=True)
                 continue
             for processes in given.processes:
                 runs = [
