@@ -153,6 +153,8 @@ class AttachedForward(NotCopied):
 
     def _run_on(self, device: torch.device, run: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run with the arguments brought to `device`, and what is written into them brought back."""
+        if self.transform_budgets is not None and is_transformed():
+            self.transform_budgets.check_inputs(args, kwargs, device)
         transfer = InputTransfer(device, self.skip_keys)
         args, kwargs = transfer.send(args, kwargs)
         if not transfer.moved:

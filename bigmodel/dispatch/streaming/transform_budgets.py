@@ -2,8 +2,9 @@
 
 No plan counts what these take: `torch.vmap` computes as many inputs at once as it is given, `jvp` a tangent beside each
 tensor, and `grad` keeps the copy of each streamed weight until its backward. A call of the model under one of them is
-measured instead. Before each streamed block and after it, the memory that the call has taken is compared with the
-budgets, and the call ends in a `BudgetError` before copies of weights, or as soon as activations, would pass one.
+measured instead. Before its inputs are moved, before each operation and before each streamed block, the memory that the
+call has taken and is about to take is compared with the budgets: the call ends in a `BudgetError` before it passes one.
+What an operation returns is known from the same operation on meta; what a kernel takes while it runs is not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...devices import (
     accelerators,
@@ -27,7 +29,7 @@ from ...devices import (
     normalize_device,
     torch_device,
 )
-from ...devices.nested import iter_tensors
+from ...devices.nested import iter_tensors, map_tensors
 from ...errors import BudgetError
 from ...plan import Plan
 from ...plan.result.plan import DevicePlan
@@ -65,11 +67,29 @@ class TransformBudgets:
         given = _storages(args, kwargs)
         self._running.meters = [_Meter.begin(device, given) for device in self._devices]
         try:
-            output = compute(args, kwargs)
+            with _CheckedOperations(self):
+                output = compute(args, kwargs)
             self.check("when it ended")
         finally:
             self._running.meters = None
         return output
+
+    def check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> None:
+        """Raise BudgetError if there is no room for the arguments of a transformed call, which are to be moved.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            device: Where they are moved.
+        """
+        if self._running.meters is not None:
+            return
+        given = _storages(args, kwargs)
+        for plan in self._devices:
+            meter = _Meter.begin(plan, given)
+            if meter.device == device:
+                arriving = sum(nbytes for lies_on, nbytes in given.values() if lies_on != device)
+                self._refuse(meter, meter.fixed + arriving, "with its inputs")
 
     def check(self, when: str, further: int = 0, device: torch.device | None = None) -> None:
         """Raise BudgetError if the call that the thread runs has passed a budget, or would.
@@ -80,22 +100,72 @@ class TransformBudgets:
             device: On this device.
         """
         for meter in self._running.meters or ():
-            taken = meter.taken(further if device == meter.device else 0)
-            budget = meter.plan.budget
-            if budget is not None and taken > budget:
-                raise BudgetError(
-                    f"a call of {self._model} under a transform of torch.func or forward-mode differentiation passes "
-                    f"the budget of device {meter.plan.device!r} by {format_size(taken - budget)} {when}: no plan "
-                    "counts what these take, and each operation of streamed modules copies its weights. Give that "
-                    "device a larger budget in max_memory, give smaller inputs (vmap: chunk_size), or plan with "
-                    "sample_inputs as large as all that is computed at once"
-                )
+            self._refuse(meter, meter.taken(further if device == meter.device else 0), when)
+
+    def _refuse(self, meter: _Meter, taken: int, when: str) -> None:
+        budget = meter.plan.budget
+        if budget is not None and taken > budget:
+            raise BudgetError(
+                f"a call of {self._model} under a transform of torch.func or forward-mode differentiation passes "
+                f"the budget of device {meter.plan.device!r} by {format_size(taken - budget)} {when}: no plan "
+                "counts what these take, and each operation of streamed modules copies its weights. Give that "
+                "device a larger budget in max_memory, give smaller inputs (vmap: chunk_size), or plan with "
+                "sample_inputs as large as all that is computed at once"
+            )
 
     def check_before(self, block: Block, device: torch.device) -> None:
         """Raise BudgetError if there is no room for a copy of the largest weight of a block."""
         with DisableTorchFunctionSubclass():
             sizes = [tensor.value.nbytes for tensor in block.tensors if tensor.value.device != device]
         self.check(f"with a copy of the weights of {block.name!r}", max(sizes, default=0), device)
+
+
+class _CheckedOperations(TorchDispatchMode):
+    """Checks the budgets before each operation, with what it is about to return.
+
+    Args:
+        budgets: Checks them.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, budgets: TransformBudgets) -> None:
+        super().__init__()
+        self._budgets = budgets
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        device = _device_of(args, kwargs)
+        if device is not None and is_accelerator(device):
+            self._budgets.check(f"with what {func} returns", _returned_bytes(func, args, kwargs), device)
+        return func(*args, **kwargs)
+
+
+def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """Return the device on which an operation makes tensors; None for the default one."""
+    devices = (tensor.device for tensor in iter_tensors((args, kwargs)) if tensor.dim())
+    return kwargs.get("device") or next(devices, None)
+
+
+def _returned_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the bytes of the tensors that an operation makes; 0 where that is not known without computing it."""
+
+    def on_meta(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+    if not isinstance(func, torch._ops.OpOverload) or func.is_view:
+        return 0
+    there = {"device": torch.device("meta")} if "device" in kwargs else {}
+    given = map_tensors(on_meta, (args, {**kwargs, **there}))
+    try:
+        returned = func(*given[0], **given[1])
+    except (NotImplementedError, RuntimeError):
+        return 0
+    known = {storage_key(tensor) for tensor in iter_tensors(given)}
+    made = {storage_key(tensor): tensor.nbytes for tensor in iter_tensors(returned)}
+    return sum(nbytes for key, nbytes in made.items() if key not in known)
 
 
 class _RunningCall(threading.local):
@@ -155,10 +225,10 @@ def _storages(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Hashable, t
 
 def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the tensors that a tensor consists of under transforms."""
-    if is_functorch_wrapped_tensor(tensor):
-        yield from _plain_tensors(get_unwrapped(tensor))
-        return
     parts = forward_ad.unpack_dual(tensor) if forward_ad._current_level >= 0 else None
-    yield tensor
     if parts is not None and parts.tangent is not None:
         yield from _plain_tensors(parts.tangent)
+    if is_functorch_wrapped_tensor(tensor):
+        yield from _plain_tensors(get_unwrapped(tensor))
+    else:
+        yield tensor
