@@ -78,7 +78,8 @@ def dispatch_model(
             they stay on the execution device.
         skip_keys: Keyword arguments of forward that are not moved between devices.
         preload_module_classes: More classes whose weights are streamed as a whole.
-        force_hooks: Move inputs to the device and outputs back even for a model that is on one device.
+        force_hooks: Move inputs to the device and outputs back even for a model that is on one device: for models of
+            a pipeline, each on an accelerator of its own, of which one is given what another has computed.
         max_memory: Budgets by device (bytes or text), for the named strategies; None: the free memory.
         no_split_module_classes: Classes whose modules are never split; None detects them.
         expert_cache: Memory of each device (bytes, or text such as ``"4GiB"``) for offloaded experts of mixture

@@ -154,6 +154,58 @@ def test_every_placement_runs_as_the_model_does_undispatched(name: str) -> None:
     assert wrong == {}
 
 
+def denoise(pipeline: Any) -> torch.Tensor:
+    """Return the image that a pipeline makes for a class."""
+    made: torch.Tensor = pipeline(
+        [1], num_inference_steps=2, generator=torch.Generator().manual_seed(0), output_type="pt"
+    ).images
+    return made.cpu()
+
+
+def pipeline_of_classes() -> Any:
+    """Return a tiny pipeline of a transformer and an autoencoder."""
+    torch.manual_seed(0)
+    library = package("diffusers")
+    transformer = library.DiTTransformer2DModel(
+        **HEADS, num_layers=6, sample_size=8, norm_num_groups=4, in_channels=4, out_channels=8
+    )
+    made = library.DiTPipeline(transformer.eval(), library.AutoencoderKL(**VAE).eval(), library.DDIMScheduler())
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+HALVES = {"pos_embed": 0, "proj_out_1": 1, "proj_out_2": 1, **{f"transformer_blocks.{i}": i // 3 for i in range(6)}}
+PIPELINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "split by a map": ({"device_map": HALVES}, {"device_map": {"": 0}}),
+    "split by auto": (
+        {"max_memory": {0: 900_000, 1: 1_000_000, "cpu": 0}},
+        {"device_map": {"": "cpu"}, "main_device": 1},
+    ),
+    "streamed": ({"device_map": {"": "cpu"}, "main_device": 0}, {"device_map": {"": "disk"}, "main_device": 0}),
+    "on two accelerators": ({"device_map": {"": 1}}, {"device_map": {"": 0}, "force_hooks": True}),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_pipeline_of_dispatched_models_makes_the_image_of_the_plain_one(name: str, tmp_path: Path) -> None:
+    expected = denoise(pipeline_of_classes().to("virtual:0"))
+    pipeline = pipeline_of_classes()
+    for part, options in zip((pipeline.transformer, pipeline.vae), PIPELINES[name], strict=True):
+        dispatch_model(part, offload_dir=tmp_path, **options)
+    assert torch.equal(denoise(pipeline), expected)
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_latents_that_a_streamed_autoencoder_draws_lie_where_its_image_was(where: str, tmp_path: Path) -> None:
+    image = torch.randn(1, *PICTURE)
+    plain = pipeline_of_classes().vae.to("virtual:0")
+    expected = plain.encode(image.to("virtual:0")).latent_dist.sample(torch.Generator().manual_seed(0)).cpu()
+    model = dispatch_model(pipeline_of_classes().vae, {"": where}, main_device=0, offload_dir=tmp_path)
+    found = model.encode(image).latent_dist.sample(torch.Generator().manual_seed(0))
+    assert found.device.type == "cpu"
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
 TEXTS = ["A model that does not fit.", "Weights arrive layer by layer, just in time.", "Cats sleep."]
 
 
