@@ -11,10 +11,10 @@ from bigmodel.errors import TrainError
 
 
 class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose methods take two further arguments.
+    """A logger whose messages begin with the rank and whose methods take two further arguments.
 
     `main_process_only` (default True): only the main process logs. `in_order` (default False): every process logs, one
-    after the other; all of them must call the method.
+    after the other, whatever `main_process_only` is; all of them must call the method.
     """
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
@@ -33,7 +33,7 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
         if not self.isEnabledFor(level):
             return
         state = PartialState()
-        if main_process_only or not in_order:
+        if not in_order:
             if state.is_main_process or not main_process_only:
                 self._write(level, msg, args, kwargs)
             return
@@ -50,16 +50,18 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
             self.warning(msg, *args, **kwargs)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Return the arguments unchanged."""
-        return msg, kwargs
+        """Return the message with the rank before it, and the other arguments unchanged."""
+        from bigmodel.train.state.partial import PartialState
+
+        return f"[RANK {PartialState().process_index}] {msg}", kwargs
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger, {})
         self._warned: set[tuple[str, tuple[str, ...]]] = set()
 
     def _write(self, level: int, msg: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kwargs = {**kwargs, "stacklevel": kwargs["stacklevel"] + 1}
-        self.logger.log(level, msg, *args, **kwargs)
+        text, options = self.process(msg, {**kwargs, "stacklevel": kwargs["stacklevel"] + 1})
+        self.logger.log(level, text, *args, **options)
 
 
 def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAdapter:

@@ -35,20 +35,21 @@ def test_the_main_process_logs_by_default(state, caplog, monkeypatch) -> None:
     logger.info("from %s", "main")
     pretend_rank(state, monkeypatch, rank=1)
     logger.info("from another")
-    assert caplog.messages == ["from main"]
+    assert caplog.messages == ["[RANK 0] from main"]
     assert caplog.records[0].pathname == __file__
 
 
 def test_every_process_logs_when_asked(state, caplog, monkeypatch) -> None:
     pretend_rank(state, monkeypatch, rank=1)
     get_logger("ranks").warning("everyone", main_process_only=False)
-    assert caplog.messages == ["everyone"]
+    assert caplog.messages == ["[RANK 1] everyone"]
 
 
-def test_in_order_means_one_after_the_other(state, caplog, monkeypatch) -> None:
+@pytest.mark.parametrize("options", [{}, {"main_process_only": True}, {"main_process_only": False}])
+def test_in_order_means_every_process_one_after_the_other(state, caplog, monkeypatch, options) -> None:
     waited = pretend_rank(state, monkeypatch, rank=1, ranks=3)
-    get_logger("ranks").warning("mine", main_process_only=False, in_order=True)
-    assert caplog.messages == ["mine"]
+    get_logger("ranks").warning("mine", in_order=True, **options)
+    assert caplog.messages == ["[RANK 1] mine"]
     assert waited == ["wait"] * 3
 
 
@@ -62,7 +63,7 @@ def test_a_warning_is_given_once_for_each_message(state, caplog) -> None:
     logger = get_logger("once", log_level=logging.WARNING)
     for number in (1, 1, 2):
         logger.warning_once("number %d", number)
-    assert caplog.messages == ["number 1", "number 2"]
+    assert caplog.messages == ["[RANK 0] number 1", "[RANK 0] number 2"]
     assert caplog.records[0].pathname.endswith(("test_logging.py", "logging.py"))
 
 
