@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -41,6 +42,8 @@ def fake_clone(
     samples: Sequence[LayerSample] = (),
 ) -> nn.Module:
     """Return a copy of `model` in evaluation mode with fake tensors on `device` and only the sampled blocks.
+
+    Parameters require gradients where the model's do: some forwards enable gradients and save tensors by that.
 
     Args:
         model: any module, on any device, also meta; not changed. Only the values of integer buffers are read, or
@@ -69,7 +72,7 @@ def fake_clone(
     for sample in samples:
         parent, _, leaf = sample.path.rpartition(".")
         setattr(clone.get_submodule(parent), leaf, nn.ModuleList(sample.blocks_of(clone)[: sample.count]))
-    return clone.eval().requires_grad_(False)
+    return clone.eval()
 
 
 @contextmanager
@@ -131,9 +134,11 @@ def let_parts_convert(clone: nn.Module) -> None:
 def _convert(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
     for part in module.modules() if recurse else (module,):
         for name, parameter in part._parameters.items():
-            converted = None if parameter is None else convert(parameter)
-            if converted is not None and converted is not parameter:
-                part._parameters[name] = nn.Parameter(converted, requires_grad=False)
+            if parameter is None:
+                continue
+            converted = convert(parameter)
+            if converted is not parameter:
+                part._parameters[name] = nn.Parameter(converted, requires_grad=parameter.requires_grad)
         for name, buffer in part._buffers.items():
             part._buffers[name] = None if buffer is None else convert(buffer)
     return module
@@ -153,7 +158,7 @@ def _modules_without(model: nn.Module, left_out: set[int]) -> list[nn.Module]:
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     fake = new_fake(tensor.shape, dtype, device, mode)
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(fake, requires_grad=False)
+        return nn.Parameter(fake, tensor.requires_grad)
     if not tensor.is_floating_point() and tensor.device.type == HOST and tensor.numel() <= LARGEST:
         Values().give(fake, tensor.detach().clone())  # buffers such as the stride of a convolution
     return fake
@@ -251,6 +256,9 @@ class Session:
         """
 
         def one(item: Any) -> Any:
+            if isinstance(item, PackedSequence):  # recurrent layers read its sizes past any dispatch
+                data, order, inverse = map(one, (item.data, item.sorted_indices, item.unsorted_indices))
+                return PackedSequence(data, item.batch_sizes, order, inverse)
             if not isinstance(item, torch.Tensor):
                 return item
             wanted = dtype if dtype is not None and item.is_floating_point() else item.dtype
@@ -261,14 +269,15 @@ class Session:
                     self.recorder.values.give(fake, item.detach().to("cpu", copy=True))
             return fake
 
-        return tree_map(one, value)
+        return tree_map(one, value, is_leaf=lambda item: isinstance(item, PackedSequence))
 
 
 class ConstantsThroughHost(TorchFunctionMode):
     """Supports functions on fake tensors that PyTorch implements for real ones only.
 
     `torch.tensor(data, device=...)` would return a real tensor on another device than the CPU, and would read the
-    numbers of fake tensors in a list of them. A tensor of one number can be formatted, as in names of experts.
+    numbers of fake tensors in a list of them. A tensor of one number can be formatted, as in names of experts. Packed
+    sequences are padded.
     """
 
     def __torch_function__(
@@ -277,6 +286,8 @@ class ConstantsThroughHost(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.__format__ and args[0].dim() == 0:
             return format(args[0].item(), *args[1:])
+        if func is torch._VF._pad_packed_sequence:
+            return _padded(*args, **kwargs)
         if func is torch.tensor and args and isinstance(args[0], list):
             args = (tree_map(lambda leaf: leaf.item() if _is_number(leaf) else leaf, args[0]), *args[1:])
         device = kwargs.get("device")
@@ -285,6 +296,16 @@ class ConstantsThroughHost(TorchFunctionMode):
         if func is torch.as_tensor and isinstance(args[0], torch.Tensor):
             return args[0].to(device, kwargs.get("dtype"))
         return func(*args, **{**kwargs, "device": "cpu"}).to(device)
+
+
+def _padded(
+    packed: torch.Tensor, sizes: torch.Tensor, batch_first: bool, value: float, steps: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return padded sequences and their lengths, which are known."""
+    with real_tensors():
+        shape, lengths = torch._VF._pad_packed_sequence(torch.empty(packed.shape[0]), sizes, False, 0.0, steps)
+    padded = packed.new_full((*shape.shape, *packed.shape[1:]), value)
+    return padded.transpose(0, 1) if batch_first else padded, lengths
 
 
 def _is_number(value: Any) -> bool:

@@ -257,6 +257,8 @@ class Values:
             return self.run(call, aten.index.Tensor, (data, self._positions([mask])), kwargs)
         if func is aten.nonzero.default:
             return self._fake(self._selected(args[0]), args[0].device)
+        if func is aten._pack_padded_sequence.default:
+            return self._packed_sequence(*args)
         read = tensors_in(args, kwargs)
         value = self._compute(func, args, kwargs, read)
         if value is None:
@@ -289,6 +291,20 @@ class Values:
             value = getattr(mask, COUNT)
         with real_tensors():
             return (torch.ones(mask.shape, dtype=torch.bool) if value is None else value).nonzero()
+
+    def _packed_sequence(
+        self, padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the elements of padded sequences, packed, and how many sequences reach each step: a real tensor, as
+        recurrent layers read it past any dispatch. Sequences of unknown lengths have no padding."""
+        known = self.of(lengths)
+        with real_tensors():
+            if known is None:
+                known = torch.full(lengths.shape, padded.shape[1 if batch_first else 0])
+            _, sizes = torch._pack_padded_sequence(torch.empty(padded.shape[:2]), known, batch_first)
+            elements = int(sizes.sum())
+        packed = torch.empty((elements, *padded.shape[2:]), dtype=padded.dtype, device=padded.device)
+        return packed, sizes
 
     def _positions(self, indices: Any) -> list[torch.Tensor | None]:
         """Return indices with each mask among them replaced by the positions that it selects."""

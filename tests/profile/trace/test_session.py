@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from bigmodel import dispatch_model
+from bigmodel import dispatch_model, send_to_device
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.devices.nested import iter_tensors
 from bigmodel.profile import Profile, profile_model, profile_units
 from bigmodel.profile.trace.extrapolate import find_layer_samples
 from bigmodel.profile.trace.recorder import Recorder
@@ -258,3 +260,60 @@ def test_the_copy_is_planned_to_the_byte_where_the_devices_differ(where: int) ->
     with torch.no_grad():
         model(x)
     assert max_memory_allocated(where) - before == weights + peaks[where]
+
+
+class Forces(nn.Module):
+    """Computes the gradient of an energy in its forward, as models of molecules do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().clone().requires_grad_()
+            (found,) = torch.autograd.grad(self.layers(x).sum(), x)
+        return found
+
+
+class Encoder(nn.Module):
+    """Computes with packed sequences, of lengths that it is given, or that it is given packed."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layers = kind(WIDTH, WIDTH, num_layers=2, batch_first=True)
+
+    def forward(self, x: torch.Tensor | PackedSequence, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        if isinstance(x, torch.Tensor):
+            assert lengths is not None
+            x = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        found: torch.Tensor = pad_packed_sequence(self.layers(x)[0], batch_first=True, total_length=20)[0]
+        return found
+
+
+def planned_and_taken(model: nn.Module, *inputs: Any) -> tuple[int, int]:
+    """Return the planned activations of a forward on these inputs, and what the forward takes."""
+    planned = profile_model(model, sample_inputs=inputs, device_type="virtual").activations
+    model, given = model.to("virtual:0"), send_to_device(inputs, 0)
+    reset_peak_memory(0)
+    before = memory_allocated(0) - sum(tensor.nbytes for tensor in iter_tensors(given) if tensor.device.type != "cpu")
+    with torch.no_grad():
+        model(*given)
+    return planned, max_memory_allocated(0) - before
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_what_a_forward_that_enables_gradients_saves_is_planned_to_the_byte() -> None:
+    planned, taken = planned_and_taken(Forces(), torch.ones(ROWS, WIDTH))
+    assert planned == taken
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_sequences_are_planned_to_the_byte(kind: type[nn.RNNBase]) -> None:
+    x, lengths = torch.ones(3, 16, WIDTH), torch.tensor([5, 16, 11])
+    planned, taken = planned_and_taken(Encoder(kind), x, lengths)
+    assert planned == taken
+    given = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    planned, taken = planned_and_taken(Encoder(kind), given)
+    assert planned == taken

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from bigmodel.profile import profile_model
 from bigmodel.profile.trace.recorder import Recorder
@@ -58,6 +59,15 @@ def test_a_mask_of_unknown_value_selects_everything() -> None:
         mask = unknown(2, 3) > 0
         assert mask.nonzero().shape == (6, 2)
         assert unknown(2, 3, 8)[mask].shape == (6, 8)
+
+
+def test_packed_sequences_are_as_long_as_is_known_and_have_no_padding_else() -> None:
+    with dry():
+        x, lengths = unknown(2, 5, 8), torch.tensor([4, 2])
+        packed = pack_padded_sequence(x, lengths, batch_first=True)
+        assert (packed.data.shape, packed.batch_sizes.tolist()) == ((6, 8), [2, 2, 1, 1])
+        packed = pack_padded_sequence(x.transpose(0, 1), unknown(2, dtype=torch.long))
+        assert (packed.data.shape, packed.batch_sizes.tolist()) == ((10, 8), [2] * 5)
 
 
 @pytest.mark.parametrize("assumed", [True, False])
