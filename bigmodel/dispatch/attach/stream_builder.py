@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -73,6 +74,7 @@ class StreamBuilder:
             for name, block, encloses in here:
                 block.encloses = encloses
                 block.resident = _resident(self._modules[name], block, device)
+                block.module = weakref.ref(self._modules[name])
                 block.uses_data = uses_data(self._modules[name])
                 if _packs(block, device, shared):
                     block.pack(pin=self._pinned.take(block.layout.nbytes))

@@ -280,6 +280,8 @@ class _BlockCall(RecomputedCall):
             plain = DisableTorchFunctionSubclass() if any(map(is_marked, elsewhere)) else nullcontext()
             with _reentrant_checkpoints_named(), plain:
                 found = gradients_of(outputs, received, sources)
+            if block.keeps_views:
+                slot.copy_kept(block, (args, kwargs))
         with DisableTorchFunctionSubclass():
             likes = [*[each.value for each in block.tensors], *elsewhere]
             moved = copied_to_host(found[len(inputs) :], likes, self._streamer.gradient_bytes)

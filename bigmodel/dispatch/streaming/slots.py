@@ -7,6 +7,7 @@ block.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from ..transfer.fetcher import Fetcher
 from ..weights.block import Block
 from ..weights.data_use import checksums
 from ..weights.visits import VisitOrder
+from .kept_views import replace_kept
 
 K = TypeVar("K", bound=Hashable)
 
@@ -173,6 +175,31 @@ class BlockSlot(Slot[Block]):
     def _parameter_checksums(self, block: Block) -> list[int]:
         views = self.views[block]
         return checksums([view for tensor, view in zip(block.tensors, views) if not tensor.is_buffer])
+
+    def compute(self, compute: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Return ``compute(*args)``; the weights in it, and those that the computation keeps, are copied."""
+        block, before = self.content, self._uses()
+        output = self.copied_out(compute(*args))
+        if block is not None and (block.keeps_views is not False or self._uses() > before):
+            self.copy_kept(block, args)
+        return output
+
+    def copy_kept(self, block: Block, args: tuple[Any, ...]) -> None:
+        """Replace what a forward of `block` has kept of this slot's memory, in its arguments and its modules."""
+        hosts = {id(view): tensor.value for view, tensor in zip(self.views.get(block, ()), block.tensors)}
+
+        def replaced(tensor: torch.Tensor) -> torch.Tensor:
+            host = hosts.get(id(tensor))
+            found: torch.Tensor = self.copied_out(tensor) if host is None else host
+            return found
+
+        own = {id(weights) for tensor in block.tensors for weights, _ in tensor.second_places}
+        block.keeps_views = replace_kept((*args, *block.modules()), replaced, own) or bool(block.keeps_views)
+
+    def _uses(self) -> int:
+        """Return how many references there are to this slot's memory and to the tensors that view it."""
+        views = self.views.get(self.content, ()) if self.content is not None else ()
+        return int(torch._C._storage_Use_Count(self.storage)) + sum(map(sys.getrefcount, views))
 
     def copied_out(self, value: Any) -> Any:
         """Return `value` with every tensor in this slot's memory replaced by a copy.

@@ -104,12 +104,13 @@ class Streamer(Visited[Block, BlockSlot]):
                 block.adopt_replaced()
 
     def run(self, block: Block, compute: Callable[..., T], *args: Any) -> T:
-        """Return ``compute(*args)``, computed while `block` is on the device; weights in the output are copied.
+        """Return ``compute(*args)``, computed while `block` is on the device; weights in the output, in arguments
+        and in attributes of the block's modules are copied.
 
         Raises:
             Exception: The error of the fetch or of `compute`; the slot is released.
         """
-        return self.visit(block, lambda held: held[0].copied_out(compute(*args)))
+        return self.visit(block, lambda held: held[0].compute(compute, args))
 
     def _enter(self, block: Block, held: list[BlockSlot]) -> None:
         """Fetch `block` if needed, and make the model's parameters refer to it."""

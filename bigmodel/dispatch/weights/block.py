@@ -7,12 +7,13 @@ Between forwards every parameter of the block is its host tensor. During a forwa
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch._C import DisableTorchFunctionSubclass
 
 from ...checkpoint import mapped_region
@@ -107,11 +108,22 @@ class Block:
         self.earlier: dict[int, dict[int, torch.Tensor]] = {}
         """For each forward that asks, by the id of what it is given: the values, by index in `tensors`, that parameters
         had before a forward wrote them."""
+        self.keeps_views: bool | None = None
+        """Whether its forward keeps views of its weights; None until a forward has shown."""
+        self.module: Callable[[], nn.Module | None] = lambda: None
+        """Returns the streamed module, which is referenced weakly, as long as there is one."""
         self.nested: list[HostTensor] = []
         """Parameters of the module that are fetched separately: experts, adapters; not part of `tensors`."""
 
     def __repr__(self) -> str:
         return f"Block({self.name!r}, {len(self.tensors)} tensors, {self.layout.nbytes} bytes)"
+
+    def modules(self) -> Iterable[nn.Module]:
+        """Return the modules whose forward the block is on the device for."""
+        module = self.module()
+        if module is None:
+            return ()
+        return (module,) if self.encloses else module.modules()
 
     @property
     def on_disk(self) -> bool:

@@ -1,0 +1,77 @@
+"""Views of a slot that a forward keeps: in containers that it is given, and in attributes of its modules.
+
+The slot's next content would overwrite what they show. They are replaced by copies, as those in the output are; a
+weight itself by the one on the host.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...devices.nested import map_leaves
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+_OWN = ("bigmodel", "torch", "builtins")
+"""Packages whose objects are not looked into, modules apart."""
+
+
+def replace_kept(
+    holders: Iterable[object], replaced: Callable[[torch.Tensor], torch.Tensor], skipped: Collection[int] = ()
+) -> bool:
+    """Replace tensors in lists, mappings, tuples, attributes of modules and of other objects; return whether there were
+    any to replace.
+
+    Args:
+        holders: Where to look. Parameters, buffers and children of modules are left alone.
+        replaced: Returns what takes the place of a tensor: itself, where it stays.
+        skipped: Objects that are not looked into, by id.
+    """
+    waiting, seen, found = list(holders), set(skipped), False
+    while waiting:
+        holder = waiting.pop()
+        if id(holder) in seen:
+            continue
+        seen.add(id(holder))
+        if isinstance(holder, tuple):
+            waiting += [value for value in holder if not isinstance(value, (torch.Tensor, nn.Module))]
+            continue
+        for key, value, put in _members(holder):
+            if isinstance(value, (torch.Tensor, tuple)) and id(value) not in skipped:
+                new = map_leaves(lambda leaf: replaced(leaf) if _is_tensor(leaf) else leaf, value, is_leaf=_is_kept)
+                if new is not value:
+                    put(key, new)
+                    found = True
+            if not isinstance(value, (torch.Tensor, nn.Module)):
+                waiting.append(value)
+    return found
+
+
+def _members(holder: object) -> Iterator[tuple[Any, Any, Callable[[Any, Any], None]]]:
+    """Yield what an object holds: the key of each, and how another takes its place."""
+    if isinstance(holder, (list, deque)):
+        for index, value in enumerate(list(holder)):
+            yield index, value, holder.__setitem__
+    elif isinstance(holder, MutableMapping):
+        for key, value in list(holder.items()):
+            yield key, value, holder.__setitem__
+    elif isinstance(holder, nn.Module):
+        for key, value in list(vars(holder).items()):
+            if key not in _OF_MODULES:
+                yield key, value, vars(holder).__setitem__
+    elif type(holder).__module__.partition(".")[0] not in _OWN:
+        for key, value in list(getattr(holder, "__dict__", {}).items()):
+            yield key, value, vars(holder).__setitem__
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _is_kept(value: object) -> bool:
+    """Whether a member of a tuple is not rebuilt with it."""
+    return not isinstance(value, tuple)

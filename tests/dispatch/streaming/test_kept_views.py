@@ -1,0 +1,116 @@
+"""Views of weights that a streamed forward keeps show what they showed, after other weights came to its slot."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel import dispatch_model, undispatch
+from bigmodel.dispatch.streaming.kept_views import replace_kept
+
+from ...accelerators import at
+
+WIDTH = 8
+
+
+class Keeping(nn.Module):
+    """Keeps parts of its weights, and a weight itself, in attributes and in what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.inner = nn.LSTM(WIDTH, WIDTH)
+        self.kept: Any = None
+
+    def forward(self, x: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+        row = self.weight[0].detach()
+        self.kept = (row, [self.weight.detach().T, self.weight])
+        self.state = SimpleNamespace(row=row[:3])
+        given["list"].append(row)
+        given[f"row {len(given)}"] = row
+        given["deque"].append((row, self.weight))
+        found: torch.Tensor = self.inner(x @ self.weight)[0]
+        return found
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Keeping() for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        given: dict[str, Any] = {"list": [], "deque": deque()}
+        for block in self.blocks:
+            x = block(x, given)
+        return x, given
+
+
+def kept(model: nn.Module, given: dict[str, Any]) -> list[torch.Tensor]:
+    found = [*given["list"], *(each for pair in given["deque"] for each in pair)]
+    found += [row for name, row in given.items() if name.startswith("row")]
+    for block in model.blocks:
+        row, others = block.kept
+        found += [row, *others, block.state.row]
+    return [tensor.detach().cpu() for tensor in found]
+
+
+@pytest.mark.usefixtures("every_accelerator")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_views_that_a_forward_keeps_stay_what_they_were(mode: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    model, x = Model().eval(), torch.randn(2, 3, WIDTH)
+    resident = copy.deepcopy(model).to(at(0))
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    for _ in range(2):
+        with mode():
+            expected, given = resident(x.to(at(0)))
+            output, found = model(x)
+        assert torch.equal(output.cpu(), expected.cpu())
+        pairs = zip(kept(model, found), kept(resident, given), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+    undispatch(model)
+    assert all(block.kept[1][1] is block.weight for block in model.blocks)
+
+
+class KeepingRow(nn.Module):
+    """Keeps a row of its weight in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.row = self.weight.detach()[0]
+        return x @ self.weight
+
+
+@pytest.mark.usefixtures("every_accelerator")
+def test_views_that_a_forward_keeps_stay_what_they_were_after_the_backward() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(KeepingRow() for _ in range(5)))
+    weights = [block.weight.detach().clone() for block in model]
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    for _ in range(2):
+        output = model(torch.ones(2, WIDTH))
+        assert all(torch.equal(block.row.cpu(), weight[0]) for block, weight in zip(model, weights, strict=True))
+        output.sum().backward()
+        assert all(torch.equal(block.row.cpu(), weight[0]) for block, weight in zip(model, weights, strict=True))
+
+
+def test_lists_keep_their_identity_and_what_is_skipped_its_members() -> None:
+    old, new = torch.zeros(1), torch.ones(1)
+    shared, skipped = [old], [old]
+    holder = SimpleNamespace(pair=(old, shared, 1), shared=shared, skipped=skipped)
+    assert replace_kept([holder], lambda tensor: new if tensor is old else tensor, {id(skipped)})
+    assert holder.pair[0] is new
+    assert holder.pair[1] is shared
+    assert shared[0] is new
+    assert skipped[0] is old
+    assert not replace_kept([holder], lambda tensor: tensor)
