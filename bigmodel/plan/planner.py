@@ -249,7 +249,7 @@ class _Request:
     def plan(self, profile: Profile) -> Plan:
         """Return the plan of a profile."""
         if self.strict and profile.unknown:
-            raise PlanError(f"{profile.name}: {profile.unknown}; give sample_inputs, the arguments of its forward")
+            raise PlanError(f"{profile.name}: {profile.unknown}")
         profile = self._with_link_dtype(profile)
         minimised = self.objective or "latency"
         assembled = partial(

@@ -39,7 +39,7 @@ class Profile:
         first: position of the unit with the model's first parameter: transformers takes its device as the model's, and
             `generate` moves the inputs there.
         offload_dtype: dtype that streamed weights are quantised to on the link; None: they are not.
-        unknown: a sentence about memory that could not be measured; empty if there is none.
+        unknown: a sentence about memory that could not be measured, and what to do; empty if there is none.
         stored_as: the formats that weights are published in, if that is quantised; empty otherwise.
         returning: positions of the units whose outputs are moved to the main device: embeddings, and those whose
             outputs operations between units combine with other tensors. None: not known.
@@ -227,7 +227,7 @@ def profile_model(
         if packed:
             on_host = dry_run(model, units, work, torch_device(HOST), _cast(model, wanted), example, packed=True)
             phases = with_packed(phases, on_host)
-        unknown = _unknown(phases)
+        unknown = _unknown(phases, example is not None)
     order = execution_order(units, phases)
     returning = _returning_units(model, units, phases)
     placed = {index for index, unit in enumerate(units) if unit.tensors}
@@ -249,12 +249,18 @@ def profile_model(
     )
 
 
-def _unknown(phases: Sequence[Phase]) -> str:
+def _unknown(phases: Sequence[Phase], sampled: bool) -> str:
     """Return a sentence about the memory that a dry run could not measure; empty if it measured everything."""
+    advice = "give sample_inputs, the arguments of its forward, to count all"
     if not phases:
-        return "activations and KV cache are not known for this model"
+        unknown = "activations and KV cache are not known for this model"
+        return (
+            f"{unknown}, whose forward needs more than the shapes of sample_inputs"
+            if sampled
+            else f"{unknown}; {advice}"
+        )
     without = next((phase.without for phase in phases if phase.without), "")
-    return f"memory is known for inputs without {without}" if without else ""
+    return f"memory is known for inputs without {without}; {advice}" if without else ""
 
 
 def execution_order(units: Sequence[UnitProfile], phases: Sequence[Phase]) -> list[int]:

@@ -555,6 +555,21 @@ def test_a_strict_plan_refuses_a_model_of_unknown_inputs() -> None:
     assert known.devices[0].activations >= 20 * (4 + 5) * 4
 
 
+def test_sample_inputs_that_do_not_suffice_are_not_asked_for() -> None:
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.layer(x)[: int(x.sum())]
+            return found
+
+    notes = plan(Reading(), {0: "1MB", "cpu": "1GB"}, sample_inputs=(torch.ones(20, 3),)).notes
+    assert any("needs more than the shapes of sample_inputs" in note for note in notes)
+    assert not any("give sample_inputs" in note for note in notes)
+
+
 def test_sample_inputs_beside_a_profile_are_refused() -> None:
     with pytest.raises(PlanError, match="profile"):
         plan(profile_model(Flat()), {"cpu": "1GB"}, sample_inputs=(torch.empty(2, 3),))

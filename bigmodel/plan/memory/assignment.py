@@ -436,5 +436,4 @@ def _notes(profile: Profile, guarded: bool) -> tuple[str, ...]:
     stored += (profile.packing,) if profile.packing else ()
     if not profile.unknown:
         return stored
-    known = f"{profile.unknown}; plan with sample_inputs to count all"
-    return (*stored, known, GUARDED) if guarded else (*stored, known)
+    return (*stored, profile.unknown, GUARDED) if guarded else (*stored, profile.unknown)
