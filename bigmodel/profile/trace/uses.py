@@ -98,10 +98,9 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
                 yield Use(partial(_use_both_ways, inputs=conditioned))
             yield Use(partial(_use_forward, inputs=conditioned))
         return
-    features = list(feature_inputs(model, batch_size, tokens))
-    for inputs in features:
-        yield Use(partial(_use_forward, inputs=inputs))
-    if features or name not in KNOWN or (name in TEXT and tokens == 0):
+    if name not in KNOWN or (name in TEXT and tokens == 0):
+        for features in feature_inputs(model, batch_size, tokens):
+            yield Use(partial(_use_forward, inputs=features))
         return
     if name == STATE:
         for robot in robot_inputs(model, batch_size, tokens):
@@ -140,6 +139,8 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
     ended = with_end(config, texts)
     if ended:
         yield Use(partial(_use_forward, inputs=ended, tokens=tokens), WITHOUT_MEDIA if media else "", way="forward")
+    for features in feature_inputs(model, batch_size, tokens):
+        yield Use(partial(_use_forward, inputs=features))
 
 
 MEDIA = (*IMAGES, *SOUNDS, *SERIES)
