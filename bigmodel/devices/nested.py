@@ -211,6 +211,26 @@ def storage_of(tensor: torch.Tensor) -> int:
         return 0
 
 
+def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether an element of memory belongs to both of two tensors, of which one may be a view of the other."""
+    storage = storage_of(one)
+    if not storage or storage != storage_of(other):
+        return False
+    if one.dtype != other.dtype or not one.layout is other.layout is torch.strided:
+        return True
+    offsets = [int(each.storage_offset()) for each in (one, other)]
+    start = min(offsets)
+    length = max(offset + spanned_elements(each) for offset, each in zip(offsets, (one, other))) - start
+    positions = torch.arange(length)
+    mine, others = (
+        positions.as_strided(each.shape, each.stride(), offset - start).flatten()
+        for offset, each in zip(offsets, (one, other))
+    )
+    taken = torch.zeros(length, dtype=torch.bool)
+    taken[mine] = True
+    return bool(taken[others].any())
+
+
 def are_all_on(values: Iterable[Any], device: torch.device) -> bool:
     """Whether `values` are only tensors on `device` and plain values, so that nothing needs to move."""
     for value in values:  # noqa: SIM110 (no generator: this is hot)

@@ -76,14 +76,20 @@ def test_what_is_written_into_a_copy_is_written_into_its_source(mode: Any) -> No
         assert x.tolist() == [2, 2, 2]
 
 
-def test_the_class_is_as_it_was_once_nobody_asks(of_three: OverriddenScripts) -> None:
-    changed = vars(torch.jit.ScriptFunction)["__call__"]
-    second = OverriddenScripts(lambda _: True)
-    of_three.remove()
-    assert vars(torch.jit.ScriptFunction)["__call__"] is changed
-    second.remove()
-    second.remove()
-    assert vars(torch.jit.ScriptFunction)["__call__"] is not changed
+def test_calls_are_overridden_as_long_as_somebody_asks(of_three: OverriddenScripts) -> None:
+    second = OverriddenScripts(lambda tensor: len(tensor) in (3, 4))
     with Copying() as seen:
+        of_three.remove()
         add(torch.ones(3), [torch.ones(3)])
-    assert seen.scripted == 0
+        add(torch.ones(4), [torch.ones(4)])
+        assert seen.scripted == 2
+        second.remove()
+        second.remove()
+        add(torch.ones(3), [torch.ones(3)])
+        assert seen.scripted == 2
+
+
+def test_the_class_is_as_it_was_before() -> None:
+    before = vars(torch.jit.ScriptFunction)["__call__"]  # models of other tests may ask
+    OverriddenScripts(lambda _: True).remove()
+    assert vars(torch.jit.ScriptFunction)["__call__"] is before

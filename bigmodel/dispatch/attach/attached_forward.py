@@ -29,8 +29,10 @@ from ...devices.nested import (
     moves_itself,
     open_container,
     send_to_device,
+    share_elements,
     spanned_elements,
 )
+from ...errors import DispatchError
 from ..mapped.mapped_block import MappedBlock
 from ..mapped.readahead import ReadAhead
 from ..streaming.gradients import Compute, run_with_gradients
@@ -253,11 +255,20 @@ class InputTransfer:
 
     def bring_back(self, output: Any) -> Any:
         """Put what the call has written into the arguments that it was given; return `output`, with these containers
-        in the place of their copies."""
-        for reference, moved, version in self._tensors.values():
-            source = reference() if moved._version != version else None
-            if source is not None:
-                source.copy_(moved)
+        in the place of their copies.
+
+        Raises:
+            DispatchError: A tensor was written that shares memory with another argument, whose copy has not changed.
+        """
+        written = [
+            (source, moved)
+            for reference, moved, version in self._tensors.values()
+            if moved._version != version and (source := reference()) is not None
+        ]
+        for source, _ in written:
+            self._refuse_shared(source)
+        for source, moved in written:
+            source.copy_(moved)
         if not self._containers:
             return output
         originals = {id(copy): original for original, copy, _, _ in self._containers.values()}
@@ -268,6 +279,16 @@ class InputTransfer:
         if type(output) is tuple:
             return tuple(originals.get(id(member), member) for member in output)
         return output
+
+    def _refuse_shared(self, written: torch.Tensor) -> None:
+        for reference, _, _ in self._tensors.values():
+            other = reference()
+            if other is not None and other is not written and share_elements(written, other):
+                raise DispatchError(
+                    f"a module on {self._device} was given two tensors that share memory and lie elsewhere, of shapes "
+                    f"{tuple(written.shape)} and {tuple(other.shape)}, and wrote into one: it has separate copies of "
+                    "them, so the other did not change. Give it one of them, or map it to the device of its caller"
+                )
 
     def _sent(self, value: Any, skip: Collection[str]) -> Any:
         if id(value) in self._containers:

@@ -261,3 +261,27 @@ def test_what_a_generator_yields_comes_back_as_outputs_do(device_map: dict[str, 
     output = model(torch.ones(2, 2, device=at(0)))
     assert output.device == torch.device(at(0))
     assert torch.equal(output.cpu(), expected)
+
+
+class WritesFirst(nn.Module):
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x.sum() + other.sum()
+
+
+def test_writing_into_one_of_two_arguments_that_share_memory_elsewhere_is_refused() -> None:
+    module = WritesFirst()
+    attached(module)
+    x = torch.ones(4, 3)
+    with torch.no_grad(), pytest.raises(DispatchError, match=r"share memory .*shapes \(4, 3\) and \(3,\)"):
+        module(x, x[0])
+    assert x.tolist() == torch.ones(4, 3).tolist()
+
+
+def test_arguments_that_lie_between_each_other_in_one_memory_may_be_written() -> None:
+    module = WritesFirst()
+    attached(module)
+    both = torch.ones(4, 6)
+    with torch.no_grad():
+        assert module(both[:, :3], both[:, 3:]).item() == 36
+    assert both.sum(0).tolist() == [8, 8, 8, 4, 4, 4]
