@@ -7,7 +7,7 @@ weight itself by the one on the host.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,11 +19,14 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 _OWN = ("bigmodel", "torch", "builtins")
 """Packages whose objects are not looked into, modules apart."""
 
+_LEAVES = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module)
+"""Values that are not looked into; modules are looked into only as holders."""
+
 
 def replace_kept(
     holders: Iterable[object], replaced: Callable[[torch.Tensor], torch.Tensor], skipped: Collection[int] = ()
 ) -> bool:
-    """Replace tensors in lists, mappings, tuples, attributes of modules and of other objects; return whether there were
+    """Replace tensors in lists, dicts, tuples, attributes of modules and of other objects; return whether there were
     any to replace.
 
     Args:
@@ -46,7 +49,7 @@ def replace_kept(
                 if new is not value:
                     put(key, new)
                     found = True
-            if not isinstance(value, (torch.Tensor, nn.Module)):
+            if not isinstance(value, _LEAVES):
                 waiting.append(value)
     return found
 
@@ -56,16 +59,18 @@ def _members(holder: object) -> Iterator[tuple[Any, Any, Callable[[Any, Any], No
     if isinstance(holder, (list, deque)):
         for index, value in enumerate(list(holder)):
             yield index, value, holder.__setitem__
-    elif isinstance(holder, MutableMapping):
-        for key, value in list(holder.items()):
+    elif isinstance(holder, dict):
+        for key, value in list(dict.items(holder)):
             yield key, value, holder.__setitem__
     elif isinstance(holder, nn.Module):
         for key, value in list(vars(holder).items()):
             if key not in _OF_MODULES:
                 yield key, value, vars(holder).__setitem__
     elif type(holder).__module__.partition(".")[0] not in _OWN:
-        for key, value in list(getattr(holder, "__dict__", {}).items()):
-            yield key, value, vars(holder).__setitem__
+        attributes = getattr(holder, "__dict__", None)
+        if type(attributes) is dict:  # that of a class can only be read
+            for key, value in list(attributes.items()):
+                yield key, value, attributes.__setitem__
 
 
 def _is_tensor(value: object) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import copy
+import enum
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -114,3 +116,31 @@ def test_lists_keep_their_identity_and_what_is_skipped_its_members() -> None:
     assert shared[0] is new
     assert skipped[0] is old
     assert not replace_kept([holder], lambda tensor: tensor)
+
+
+class Kind(enum.Enum):
+    SMALL = 1
+
+
+class Interface(abc.ABC):
+    @abc.abstractmethod
+    def found(self) -> None: ...
+
+
+class Described(nn.Linear):
+    """Has attributes whose own attributes cannot be set."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.described = [Kind.SMALL, Kind, Interface, range(3), Interface.found]
+
+
+@pytest.mark.usefixtures("every_accelerator")
+def test_classes_and_members_of_enumerations_are_left_alone() -> None:
+    model = nn.Sequential(*(Described() for _ in range(3))).eval()
+    x = torch.ones(1, WIDTH)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).to(at(0))(x.to(at(0)))
+        dispatch_model(model, {"": "cpu"}, main_device=at(0), no_split_module_classes=["Described"])
+        found = model(x.to(at(0)))
+    assert torch.equal(found.cpu(), expected.cpu())
