@@ -14,7 +14,7 @@ from ..arguments import check_choice, check_model, optional_whole_number, whole_
 from ..devices import HOST, torch_device
 from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
 from ..quantized.packable import packing_note
-from ..quantized.stored import published, stored_names
+from ..quantized.stored import StoredModule, published, stored_names
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
 from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
@@ -232,7 +232,6 @@ def profile_model(
     returning = _returning_units(model, units, phases)
     placed = {index for index, unit in enumerate(units) if unit.tensors}
     lent = {index for phase in phases for index in phase.lent}
-    stored = published(model)
     return Profile(
         name=type(model).__name__,
         units=tuple(units[index] for index in order),
@@ -243,7 +242,7 @@ def profile_model(
         first=order.index(_unit_of_first_parameter(units, model)) if order else 0,
         unknown=unknown,
         returning=frozenset(place for place, index in enumerate(order) if index in returning),
-        stored_as="" if stored is None else stored.label,
+        stored_as=_formats(model),
         lending=frozenset(place for place, index in enumerate(order) if index in lent),
         packing=packing,
     )
@@ -292,6 +291,14 @@ def _cast(model: nn.Module, wanted: torch.dtype | CustomDtype | None) -> dict[in
     kept = stored_names(model)
     tensors = (tensor for name, tensor, is_buffer, _ in named_tensors(model) if not is_buffer and name not in kept)
     return {id(tensor): wanted for tensor in tensors if planned_dtype(tensor.dtype, wanted) == wanted}
+
+
+def _formats(model: nn.Module) -> str:
+    """Return the formats that the model's weights are published in; empty if it holds none as stored."""
+    if not any(isinstance(module, StoredModule) for module in model.modules()):
+        return ""
+    found = published(model)
+    return "" if found is None else found.label
 
 
 def _returning_units(model: nn.Module, units: Sequence[UnitProfile], phases: Sequence[Phase]) -> frozenset[int]:
