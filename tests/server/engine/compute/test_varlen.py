@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bigmodel.devices import virtual
+from bigmodel.devices import memory_allocated, virtual
 from bigmodel.server.engine import EngineOptions, build_engine
 from bigmodel.server.engine.compute import varlen
 from bigmodel.server.engine.compute.attention import attend
@@ -106,6 +107,18 @@ def test_a_step_sends_nothing_to_the_device_that_holds_the_host(kernel: LoopKern
     engine.step()
     # The stand-in for a kernel reads two tensors in each of two layers.
     assert virtual.host_waits().since(before) == (0, 1 + 4, 0)
+
+
+def test_keys_and_values_take_the_same_memory_however_sequences_grow() -> None:
+    engine = core("virtual:0")
+    taken = set()
+    for words in (1, 40, 80):  # up to several pages, which the prefix cache keeps
+        engine.add(make_request("the cat " * words, max_tokens=2, temperature=0, ignore_eos=True))
+        while not engine.idle:
+            engine.step()
+        gc.collect()
+        taken.add(memory_allocated("virtual:0"))
+    assert len(taken) == 1
 
 
 def rows(*shape: int) -> torch.Tensor:
