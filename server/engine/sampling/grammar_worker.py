@@ -112,6 +112,7 @@ class GrammarWorker:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # a group of its own: `_end` reaches its child, Ctrl-C neither of them
                 )
             self._pipe = Connection(ours.detach())
             started = self._ask(self._pipe, self._hello, START_SECONDS)
@@ -137,10 +138,11 @@ class GrammarWorker:
         if self._pipe is not None:
             self._pipe.close()
         if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(1.0)  # it ends its child, then itself
-            self._process.kill()
-            self._process.wait()
+            except subprocess.TimeoutExpired:  # on a busy machine it may not have been given the processor
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
         self._pipe = self._process = None
 
 
