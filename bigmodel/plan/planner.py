@@ -267,6 +267,7 @@ class _Request:
             if cautious is not None:
                 return replace(assembled(cautious, guarded=True), strategy=self.strategy)
             capacity = replace(capacity, budgets=without_accelerators(self.budgets))
+        streaming = self._streaming_experts(profile, capacity)
         capacity, assignment = self._greedy(profile, capacity)
         streams = any(map(assignment.streamed, range(len(profile.units))))
         searched = self.strategy == "auto" and minimised != "fit" and (self.is_predicted or streams)
@@ -278,10 +279,16 @@ class _Request:
         searcher = Searcher(profile, goal, self.offload, self.offload_buffers)
         if searched:
             assignment = searcher.best(capacity, assignment)
+        if searched and streaming is not None:
+            found = searcher.best(*streaming)
+            if goal.seconds(found) < goal.seconds(assignment):
+                capacity, assignment = streaming[0], found
         if searched and self.main_device is None:
             assignment = searcher.best_spread(capacity, assignment)
         if searched and self.is_predicted and self.per_pass and self.offload == "auto":
             assignment = searcher.best_per_pass(capacity, assignment)
+        if streaming is not None and searched and self.is_predicted:
+            capacity, assignment = searcher.best_split(capacity, assignment, streaming)
         if not self.is_predicted:
             return assembled(assignment)
         if known is None:
@@ -305,6 +312,17 @@ class _Request:
             if any(map(is_accelerator, tried.execution)):
                 return smaller, tried
         return capacity, found
+
+    def _streaming_experts(self, profile: Profile, capacity: Capacity) -> tuple[Capacity, Assignment] | None:
+        """Return the greedy assignment of a mixture in which the host computes nothing, with its capacity; None if it
+        does not run on an accelerator. Where the host may compute, the usual one does not look for a cache that fits.
+        """
+        if self.offload != "auto" or not capacity.host_compute or not any(unit.experts for unit in profile.units):
+            return None
+        found, assignment = self._greedy(profile, replace(capacity, host_compute=False))
+        if not any(map(is_accelerator, assignment.execution)):
+            return None
+        return capacity_around(assignment, replace(found, host_compute=True)), assignment
 
     def _may_cache_fewer(self, profile: Profile, capacity: Capacity, found: Assignment) -> bool:
         idle = capacity.accelerators and not any(map(is_accelerator, found.execution))

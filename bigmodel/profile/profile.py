@@ -109,6 +109,7 @@ class Profile:
         input_device: D | None = None,
         experts: Mapping[tuple[int, int], int] | None = None,
         offloaded: Mapping[int, D] | None = None,
+        split: tuple[int, D] | None = None,
         packed: bool = False,
     ) -> dict[D, int]:
         """Return the peak bytes of activations and KV cache on each device, over all phases.
@@ -120,14 +121,15 @@ class Profile:
             input_device: device of the weights of unit `first`; None: `main`.
             experts: slots of each cache of experts, by (unit, position of the experts in it).
             offloaded: device whose memory holds the weights of each unit that has them elsewhere than where it runs.
+            split: calls of cached experts with fewer tokens than this are computed in part on this device; None: none.
             packed: the host computes all weights packed that it can.
         """
         sizes = () if rounding is None else tuple(rounding.items())
         slots, away = (() if each is None else tuple(each.items()) for each in (experts, offloaded))
-        key = tuple(execution_devices.items()), main, sizes, input_device, slots, away, packed
+        key = tuple(execution_devices.items()), main, sizes, input_device, slots, away, split, packed
         if key not in self._peaks:
             self._peaks[key] = self._replayed(
-                execution_devices, main, rounding, input_device, experts, offloaded, packed
+                execution_devices, main, rounding, input_device, experts, offloaded, split, packed
             )
         return dict(self._peaks[key])
 
@@ -144,6 +146,7 @@ class Profile:
         input_device: D | None,
         experts: Mapping[tuple[int, int], int] | None,
         offloaded: Mapping[int, D] | None,
+        split: tuple[int, D] | None,
         packed: bool,
     ) -> dict[D, int]:
         peaks: dict[D, int] = {main: 0}
@@ -152,7 +155,7 @@ class Profile:
             # Only `generate` moves inputs: those of a plain forward lie on the main device, and its outputs go there.
             inputs = main if phase.name == "forward" else input_device
             for trace in (phase.trace_on(main), *phase.also):
-                found = replay(trace, execution_devices, main, rounding, inputs, experts, offloaded).peak
+                found = replay(trace, execution_devices, main, rounding, inputs, experts, offloaded, split).peak
                 peaks.update({device: max(peaks.get(device, 0), peak) for device, peak in found.items()})
         return peaks
 

@@ -102,7 +102,9 @@ class ExpertBuilder:
                         layer.pin()
                     forward = result.forward_of(name, self._modules[name])
                     forward.device = device
-                    forward.compute = ExpertForward(self._modules[name], layer, cache, plan.gradient_bytes)
+                    forward.compute = ExpertForward(
+                        self._modules[name], layer, cache, plan.gradient_bytes, plan.expert_split
+                    )
 
     def _device(self, name: str, plan: Plan) -> torch.device:
         """Return the execution device of a module's experts: that of the resident tensors around it, such as its

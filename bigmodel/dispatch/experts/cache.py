@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from ...devices import CopyStream, copy_stream
+from ...devices import CopyStream, Event, copy_stream
 from ...limits import READERS, STAGING_BYTES
+from ...plan.result.expert_split import ExpertSplit
 from ..transfer.fetcher import Fetcher
 from ..weights.visits import StreamStats, Visited
 from .layer import ExpertLayer
@@ -77,6 +78,7 @@ class ExpertCache(Visited[Chosen, int]):
         parts = [layer.expert_bytes for layer in self.layers if layer.on_disk for _ in range(layer.experts)]
         self._fetcher = Fetcher(self._stream, self.device, self.stats, blocks, *self._reading, parts=parts)
         self._fetcher.uses(self._memory)
+        self._ahead: Event | None = None  # of the last expert that was fetched for later
         self._slots = ExpertSlots(self._memory, self._policy, self._stream.compute_mark())
 
     @property
@@ -97,6 +99,32 @@ class ExpertCache(Visited[Chosen, int]):
             found = sum((self._number[layer], expert) in self._slots for expert in chosen)
             self.stats.hits += found
             self.stats.misses += len(chosen) - found
+
+    def divide(self, layer: ExpertLayer, chosen: Sequence[int], split: ExpertSplit) -> tuple[list[int], list[int]]:
+        """Return the chosen experts that are not in slots: those to be fetched, and those that the host computes.
+
+        Fetched are those whose next use is expected first. If the host computes all, the link is free: then it fetches
+        the first of them for the next time, one after another, where its content is worth more than a slot's.
+        """
+        number, version = self._number[layer], layer.version()
+        with self._lock:
+            queued = int(self._ahead is not None and not self._ahead.done())
+            slots = {each: self._slots.find((number, each), version) for each in chosen}
+            present = [slot for slot in slots.values() if slot is not None]
+            missing = [each for each, slot in slots.items() if slot is None or (queued and slot.ready is self._ahead)]
+            missing.sort(key=lambda each: self._policy.wait(number, each))
+            fetched = len(missing) - split.on_host(len(missing), queued)
+            if missing and not fetched and not queued:
+                self._fetch_for_later(layer, missing[0], version, present)
+            self.stats.on_host += len(missing) - fetched
+        return sorted(missing[:fetched]), sorted(missing[fetched:])
+
+    def _fetch_for_later(self, layer: ExpertLayer, expert: int, version: object, keep: Sequence[ExpertSlot]) -> None:
+        key = self._number[layer], expert
+        slots = self._slots.overwritable(1, keep, ())
+        if slots and self._slots.wait(slots[0]) > self._policy.wait(*key):
+            self._fetch(layer, expert, version, slots[0])
+            self._ahead = slots[0].ready
 
     def _enter(self, request: Chosen, held: list[int]) -> None:
         self.acquire(request.layer, request.experts, held, soon=request.soon)
@@ -209,13 +237,13 @@ class ExpertCache(Visited[Chosen, int]):
 
 
 def expert_stats(caches: Iterable[ExpertCache]) -> dict[str, dict[str, float]]:
-    """Return counters of expert caches by device: hits, misses, hit rate, fetches, bytes fetched from RAM and disk,
-    seconds waited, and bytes of device memory."""
+    """Return counters of expert caches by device: hits, misses, those of them that the host computed, hit rate,
+    fetches, bytes fetched from RAM and disk, seconds waited, and bytes of device memory."""
     counted: dict[str, dict[str, float]] = {}
     for cache in caches:
         stats = cache.stats.as_dict()
         here = counted.setdefault(str(cache.device), defaultdict(float))
-        for name in ("hits", "misses", "fetches", "bytes_from_ram", "bytes_from_disk", "seconds_waited"):
+        for name in ("hits", "misses", "on_host", "fetches", "bytes_from_ram", "bytes_from_disk", "seconds_waited"):
             here[name] += stats[name]
         here["bytes_fetched"] += stats["bytes_from_ram"] + stats["bytes_from_disk"]
         here["cache_bytes"] += cache.nbytes

@@ -7,6 +7,9 @@ A class's own ("eager") function indexes one expert after another, ``gate_up_pro
 `LazyTensor`s, which fetch experts as they are indexed. Other functions take one tensor of experts and the expert number
 of each token: they get the cache's slots and slot numbers. Their results must not depend on the numbering of experts;
 those of transformers' functions ("grouped_mm", "batched_mm") do not.
+
+Where the plan has an `ExpertSplit`, calls of few tokens have the host compute some of the missing experts where they
+lie, while the link fetches the others.
 """
 
 from __future__ import annotations
@@ -20,25 +23,34 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...devices import HOST
 from ...limits import GRADIENT_BYTES, MOST_GROUPS, NEARLY_ALL_EXPERTS
+from ...plan.result.expert_split import ExpertSplit
 from ...quantized.experts import QuantizedExperts
 from .cache import Chosen, ExpertCache
 from .gradients import differentiable, wants_gradients
 from .layer import ExpertLayer, stand_in
 from .lazy_tensors import ExpertQueue, LazyTensor, split, wave_size
+from .products import BATCHED, Products
 
 
 class ExpertForward:
     """Computes one experts module; called with the args (tuple) and kwargs (dict) of its forward."""
 
     def __init__(
-        self, module: nn.Module, layer: ExpertLayer, cache: ExpertCache, gradient_bytes: int = GRADIENT_BYTES
+        self,
+        module: nn.Module,
+        layer: ExpertLayer,
+        cache: ExpertCache,
+        gradient_bytes: int = GRADIENT_BYTES,
+        split: ExpertSplit | None = None,
     ) -> None:
         self._module = weakref.ref(module)
         self._arguments = inspect.signature(type(module).forward)
         self.layer = layer
         self.cache = cache
         self._gradient_bytes = gradient_bytes
+        self._split = split
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """Compute the layer.
@@ -65,6 +77,10 @@ class ExpertForward:
         fits = len(chosen) <= self.cache.slots
         if _indexes_experts(module, fits):
             return self._compute_lazily(module, chosen, hidden, index, weights)
+        if self._split is not None and len(hidden) < self._split.below and self.layer.on_host:
+            fetched, on_host = self.cache.divide(self.layer, chosen, self._split)
+            if on_host:
+                return self._compute_divided(module, chosen, fetched, on_host, hidden, numbers, weights)
         if fits and self.cache.slots <= MOST_GROUPS:
 
             def compute(slots: list[int]) -> torch.Tensor:
@@ -92,27 +108,60 @@ class ExpertForward:
         self, module: nn.Module, chosen: list[int], hidden: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Compute chunks of experts one after another, then weight and sum as transformers' experts functions do."""
-        flat = numbers.reshape(-1)
-        per_token = numbers.shape[-1]
-        products: list[torch.Tensor] = []
-        chunks = split(chosen, min(wave_size(len(chosen), self.cache.slots), MOST_GROUPS))
+        products = Products(hidden, numbers, _implementation(module) == BATCHED)
+        self._add_products(module, self._chunks(chosen, len(chosen)), chosen, products)
+        return products.weighted(weights)
+
+    def _compute_divided(
+        self,
+        module: nn.Module,
+        chosen: list[int],
+        fetched: list[int],
+        on_host: list[int],
+        hidden: torch.Tensor,
+        numbers: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute the experts in slots, then those of `on_host` where they lie while `fetched` arrive, then these."""
+        here = hidden.to(HOST)  # before anything is queued on the device, which the copy would wait for
+        products = Products(hidden, numbers, _implementation(module) == BATCHED)
+        missing = {*fetched, *on_host}
+        present = [expert for expert in chosen if expert not in missing]
+        size = len(present) + len(fetched)
+        arriving = self._chunks(fetched, size)
+        if present:
+            self._add_products(module, self._chunks(present, size), chosen, products, arriving)
+        elif arriving:
+            self.cache.fetch_ahead(self.layer, arriving[0])
+        products.add_from_host(module, self.layer, on_host, here)
+        self._add_products(module, arriving, chosen, products)
+        return products.weighted(weights)
+
+    def _chunks(self, experts: list[int], count: int) -> list[list[int]]:
+        """Return `experts` in chunks that the cache can hold while it fetches the next, of `count` in one call."""
+        return split(experts, min(wave_size(count, self.cache.slots), MOST_GROUPS))
+
+    def _add_products(
+        self,
+        module: nn.Module,
+        chunks: list[list[int]],
+        soon: list[int],
+        products: Products,
+        following: list[list[int]] | None = None,
+    ) -> None:
+        """Compute chunks of experts one after another; fetch the first of `following` chunks during the last."""
+        coming = [*chunks[1:], *(following or [])]
 
         def compute(number: int, held: list[int]) -> None:
-            self.cache.fetch_ahead(self.layer, chunks[number + 1] if number + 1 < len(chunks) else [])
+            self.cache.fetch_ahead(self.layer, coming[number] if number < len(coming) else [])
             for part, slots in _by_group(chunks[number], held):
-                rows = torch.isin(flat, flat.new_tensor(part)).nonzero().squeeze(1)
-                index = _renumbered(flat[rows], part, slots).unsqueeze(1)
-                rows = rows.to(hidden.device)
-                product = self._compute(module, hidden[rows // per_token], index, None)
-                if not products:
-                    products.append(product.new_zeros(flat.numel(), product.shape[-1]))
-                products[0].index_copy_(0, rows, product)
+                rows = products.at_least_two(products.rows_of(part))
+                index = _renumbered(products.numbers[rows], part, slots).unsqueeze(1)
+                tokens = products.hidden[rows.to(products.hidden.device) // products.per_token]
+                products.add(rows, self._compute(module, tokens, index, None))
 
         for number, experts in enumerate(chunks):
-            self.cache.visit(Chosen(self.layer, experts, soon=chosen), partial(compute, number))
-        (product,) = products  # there is at least one token
-        weighted = product * weights.reshape(-1, 1)
-        return weighted.view(-1, per_token, product.shape[-1]).sum(dim=1).to(hidden.dtype)
+            self.cache.visit(Chosen(self.layer, experts, soon=soon), partial(compute, number))
 
     def _compute(
         self, module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor | None
@@ -137,12 +186,17 @@ class ExpertForward:
 def _indexes_experts(module: nn.Module, fits: bool) -> bool:
     """Whether the experts function that `module` is configured to use must get lazy tensors to index by expert.
 
-    "batched_mm" indexes too, to copy an expert per token. As long as all experts fit, it indexes the slots instead.
+    `BATCHED` indexes too, to copy an expert per token. As long as all experts fit, it indexes the slots instead.
     """
     if isinstance(module, QuantizedExperts):
         return True
-    implementation = getattr(module.config, "_experts_implementation", None)
-    return implementation in (None, "eager") or (implementation == "batched_mm" and not fits)
+    implementation = _implementation(module)
+    return implementation in (None, "eager") or (implementation == BATCHED and not fits)
+
+
+def _implementation(module: Any) -> str | None:
+    implementation: str | None = getattr(module.config, "_experts_implementation", None)
+    return implementation
 
 
 def _renumbered(numbers: torch.Tensor, experts: list[int], slots: list[int]) -> torch.Tensor:

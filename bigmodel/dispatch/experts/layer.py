@@ -51,6 +51,14 @@ class ExpertLayer:
         return any(lies_on_disk(tensor.value) for tensor in self.fused.tensors)
 
     @property
+    def on_host(self) -> bool:
+        """Whether the host can compute with the experts: they lie whole in its memory, in the dtype of the device."""
+        return not self.on_disk and all(
+            tensor.value.dtype == tensor.device_dtype and not isinstance(tensor.value, FusedView)
+            for tensor in self.fused.tensors
+        )
+
+    @property
     def signature(self) -> tuple[object, ...]:
         """Names and layout of an expert's tensors; layers with equal signatures can share a cache."""
         return tuple(zip(self.names, self.layout.places))

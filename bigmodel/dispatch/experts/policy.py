@@ -51,6 +51,10 @@ class ExpertPolicy:
         frequency[indices] += NEWEST
         self._position = layer
 
+    def wait(self, layer: int, expert: int) -> float:
+        """Return the expected time until the next use of one expert, in rounds of the model."""
+        return float(self.waits(np.array([layer]), np.array([expert]))[0])
+
     def waits(self, layers: Integers, experts: Integers) -> Floats:
         """Return the expected time until the next use of each pair of layer and expert, in rounds of the model."""
         chance = np.maximum(self._frequency[layers, experts], self._last[layers, experts] * self._repeats[layers])

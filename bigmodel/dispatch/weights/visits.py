@@ -134,6 +134,7 @@ class StreamStats:
         fetches: Blocks fetched, including prefetches.
         hits: Visits of blocks that had arrived or were being fetched.
         misses: Visits of blocks whose fetch began only then.
+        on_host: Of these, experts that the host computed where they lie.
         seconds_waited: Seconds that forwards waited for weights. On devices with streams the device waits for copies,
             and this counts only the waits for the disk.
         seconds_reading: Seconds during which at least one thread read files.
@@ -154,6 +155,7 @@ class StreamStats:
             self.fetches = 0
             self.hits = 0
             self.misses = 0
+            self.on_host = 0
             self.seconds_waited = 0.0
             self.seconds_reading = 0.0
             self.seconds_on_link = 0.0

@@ -17,6 +17,7 @@ from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import quantized_bytes
 from ...quantized.host_kernels import EXACT, PACKED
 from ..result.budgets import Key, is_accelerator
+from ..result.expert_split import ExpertSplit
 from ..result.plan import DevicePlan, Part, Plan, Prediction
 from .reserved import ReplayOptions, ReservedMemory, block_bytes, replay_reserved
 from .staging import upload_bytes
@@ -50,6 +51,7 @@ class Assignment:
         stream_buffers: buffers of a unit are stored with its weights, and not where it runs.
         expert_cache: bytes of each device for experts that are fetched one by one; None: as many as streaming whole
             units of them would take.
+        expert_split: rates by which the host computes some of the experts that are not in the cache; None: none.
         staging_bytes: bytes of the host through which units on disk reach one accelerator, at most.
         readers: number of threads that read from disk for one accelerator.
         computed_below: for units that are streamed to `main` for prompts and computed on the host in steps of
@@ -66,6 +68,7 @@ class Assignment:
     slot_bytes: int = 0
     stream_buffers: bool = False
     expert_cache: int | None = None
+    expert_split: ExpertSplit | None = None
     staging_bytes: int = STAGING_BYTES
     readers: int = READERS
     computed_below: Mapping[int, int] = field(default_factory=dict)
@@ -237,6 +240,7 @@ def replay_options(profile: Profile, assignment: Assignment) -> ReplayOptions:
         "rounding": dict.fromkeys(assignment.caching, block_bytes),
         "input_device": HOST if first == DISK else first,
         "experts": {at: cache.slots for at, cache in expert_capacities(profile, assignment).items()},
+        "split": None if assignment.expert_split is None else (assignment.expert_split.below, HOST),
         "offloaded": {at: HOST for at, key in enumerate(assignment.storage) if not is_accelerator(key)},
     }
 
@@ -330,6 +334,7 @@ def assemble(
         host_kernels=PACKED if profile.packing else EXACT,
         offload_buffers=assignment.stream_buffers,
         expert_cache=passing_usage(profile.units, assignment).expert_cache,
+        expert_split=assignment.expert_split,
         staging_bytes=assignment.staging_bytes,
         readers=assignment.readers,
         pinned_memory=may_pin,

@@ -35,6 +35,7 @@ class ReplayOptions(TypedDict):
     input_device: Key
     experts: Mapping[tuple[int, int], int]
     offloaded: Mapping[int, Key]
+    split: tuple[int, Key] | None
 
 
 class _Allocator(CachingAllocator):

@@ -15,8 +15,9 @@ from typing import Any
 from ...errors import PlanError
 from ...limits import GRADIENT_BYTES, READ_AHEAD_BYTES, READERS, STAGING_BYTES, UNKNOWN_NEW_TOKENS
 from .budgets import Key, is_accelerator
+from .expert_split import ExpertSplit
 
-FORMAT = 7
+FORMAT = 8
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -145,6 +146,8 @@ class Plan:
         offload_buffers: buffers of parts off the accelerators lie with their weights and are streamed with them;
             otherwise they lie where the part runs.
         expert_cache: bytes by device key for experts that are fetched one by one to that device.
+        expert_split: the rates by which calls of few tokens have the host compute some of the experts that are missing
+            in that cache; None: all are fetched.
         pinned_memory: bytes of host memory that may be pinned, for a GPU to copy from at full speed.
         resident_limit: upper bound of the process's resident set in bytes; pages of parts on disk that the host
             computes with are dropped after use to keep it. None: free memory is the bound.
@@ -178,6 +181,7 @@ class Plan:
     host_kernels: str = "exact"
     offload_buffers: bool = False
     expert_cache: Mapping[Key, int] = field(default_factory=dict)
+    expert_split: ExpertSplit | None = None
     pinned_memory: int = 0
     resident_limit: int | None = None
     read_ahead_bytes: int = READ_AHEAD_BYTES
@@ -236,6 +240,7 @@ class Plan:
             **vars(self),
             "format": FORMAT,
             "expert_cache": _pairs(self.expert_cache),
+            "expert_split": None if self.expert_split is None else asdict(self.expert_split),
             "devices": [{**asdict(device), "total": device.total} for device in self.devices.values()],
             "parts": [asdict(part) for part in self.parts],
             "prediction": prediction,

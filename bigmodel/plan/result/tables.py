@@ -115,6 +115,11 @@ def _device_sentences(plan: Plan) -> Iterator[str]:
             yield f"Beside that, device {device.device} needs {format_size(device.context)} for its driver's context."
         if device.limited:
             yield f"Near its budget, the allocator of device {device.device} gives cached memory back."
+    if plan.expert_split is not None:
+        yield (
+            f"Calls of fewer than {plan.expert_split.below} tokens have the CPU compute some of the experts that are "
+            "missing in the cache, while the link fetches the others."
+        )
 
 
 def _slots_on(plan: Plan, device: Key) -> int:

@@ -20,6 +20,7 @@ from ..memory.usage import MemoryUsage
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import Prediction
 from ..time.cost import Objective
+from ..time.expert_split import with_split
 from ..time.per_pass import per_pass
 from .branch_and_bound import Seconds
 from .filling import ATTEMPTS, Attempt, Option, attempts_of, filled, into_ram, repeat_until_within
@@ -67,6 +68,23 @@ class Searcher:
         variants = [found for found in self._per_pass(capacity, known) if not self._over(found, capacity)]
         best = min([known, *variants], key=self.goal.seconds)
         return self._best(capacity, best, lambda found: self._per_pass(capacity, found))
+
+    def best_split(
+        self, capacity: Capacity, known: Assignment, streaming: tuple[Capacity, Assignment]
+    ) -> tuple[Capacity, Assignment]:
+        """Return the best variant in which the host computes some of the missing experts, with its capacity; `known`
+        with its own if none is better.
+
+        Args:
+            capacity: the budgets.
+            known: the best assignment without.
+            streaming: an assignment that streams whatever does not fit, with its capacity: `known` may compute all
+                experts on the host.
+        """
+        found = [(capacity, known)]
+        for where, base in ((capacity, known), streaming):
+            found += [(where, one) for one in with_split(self.goal.cost, base) if not self._over(one, where)]
+        return min(found, key=lambda one: self.goal.seconds(one[1]))
 
     def best_spread(self, capacity: Capacity, known: Assignment) -> Assignment:
         """Return the best assignment that streams over the links of several accelerators; `known` if none is worth it.

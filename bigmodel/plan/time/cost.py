@@ -22,6 +22,7 @@ from ...profile.trace.trace import OUTSIDE
 from ..memory.assignment import STEP, Assignment, expert_capacities
 from ..memory.usage import ExpertCapacity
 from ..result.budgets import Key, is_accelerator
+from ..result.expert_split import ExpertSplit
 from .unit_cost import UnitCost
 
 PROMPT_SHARE = 1e-3
@@ -143,6 +144,7 @@ class _SharedState:
     on_disk: int
     from_host: bool
     stream_buffers: bool
+    split: ExpertSplit | None
     caches: Mapping[int, tuple[ExpertCapacity | None, ...]]
 
 
@@ -231,6 +233,7 @@ class CostModel:
                 ),
                 from_host=not is_accelerator(assignment.main),
                 stream_buffers=assignment.stream_buffers,
+                split=assignment.expert_split,
                 caches={
                     index: tuple(caches.get((index, position)) for position in range(len(units[index].experts)))
                     for index in {index for index, _ in caches}
@@ -242,18 +245,26 @@ class CostModel:
     def _known_times(self, phase: int, shared: _SharedState) -> dict[object, _UnitTime]:
         """Return the times of units in a phase that are known, by unit, its devices and its caches."""
         cached = self.units.fits_page_cache(shared.on_disk)
-        return self._unit_times.setdefault((phase, shared.from_host, shared.stream_buffers, cached), {})
+        key = phase, shared.from_host, shared.stream_buffers, shared.split, cached
+        return self._unit_times.setdefault(key, {})
 
     def _new_unit_time(self, phase: int, unit: int, storage: Key, execution: Key, shared: _SharedState) -> _UnitTime:
         units, option, on_disk = self.units, (storage, execution), shared.on_disk
         caches, choices = shared.caches.get(unit, ()), units.choices[phase].get(unit, {})
         packed = storage == execution == HOST
         compute = taken = units.compute(phase, unit, execution, shared.from_host, packed)
-        ahead = on_demand = 0.0
+        ahead = on_demand = asked = 0.0
+        split = shared.split if storage == HOST and is_accelerator(execution) else None
         for position, choice in choices.items():
             cache = caches[position] if caches else None
-            if cache is not None:
-                soon, then = cache.fetched(choice)
+            if cache is None:
+                continue
+            soon, then = cache.fetched(choice)
+            if split is not None and choice.tokens < split.below and not soon:
+                seconds, on_host = split.expected(choice.wanted, then)
+                asked += seconds
+                taken -= on_host * units.expert_seconds(phase, unit, position, execution)
+            else:
                 ahead, on_demand = ahead + soon * cache.expert_bytes, on_demand + then * cache.expert_bytes
         fetch = units.fetch(phase, unit, option, on_disk, shared.stream_buffers, ahead)
         if fetch or ahead:
@@ -261,7 +272,7 @@ class CostModel:
         if caches:
             taken += units.expert_overhead(phase, unit)
         disk = self.profile.units[unit].weights / units.disk_rate(on_disk) if storage == DISK else 0.0
-        asked = units.fetch_on_demand(on_demand, option, on_disk)
+        asked += units.fetch_on_demand(on_demand, option, on_disk)
         return _UnitTime(compute, Visit(taken, fetch, asked, device=execution, read=min(fetch, disk)), disk)
 
 

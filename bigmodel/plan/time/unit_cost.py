@@ -13,7 +13,7 @@ from ...profile import Profile, UnitProfile
 from ...profile.machine.machine import MachineProfile
 from ...profile.model.quantized import offloaded_bytes
 from ...profile.trace.trace import OUTSIDE, Allocate, Enter, Leave, Trace
-from ...profile.trace.work import Work
+from ...profile.trace.work import PRODUCT, Work
 from ..result.budgets import Key, device_name, is_accelerator
 
 Option = tuple[Key, Key]
@@ -33,6 +33,7 @@ class UnitCost:
         self.machine = machine
         self.works = [phase.trace.work() for phase in profile.phases]
         self.choices = [phase.trace.choices() for phase in profile.phases]
+        self.expert_works = [phase.trace.expert_works() for phase in profile.phases]
         self._works_from_host = [
             None if phase.from_host is None else phase.from_host.work() for phase in profile.phases
         ]
@@ -135,6 +136,19 @@ class UnitCost:
         copied = self.machine.link(self.name(execution)).to_device.seconds(int(nbytes))
         from_disk = nbytes / self.disk_rate(on_disk) if storage == DISK else 0.0
         return max(copied, from_disk) if is_accelerator(execution) else copied + from_disk
+
+    def expert_seconds(self, phase: int, unit: int, position: int, execution: Key) -> float:
+        """Return the seconds of the products of one of the experts that a call chooses.
+
+        Args:
+            phase: number of the phase.
+            unit: position of the unit.
+            position: position of the experts in the unit.
+            execution: the device that computes them.
+        """
+        route, works = self.expert_works[phase][unit][position]
+        products = [work for work in works if work.kind == PRODUCT]
+        return self.of_works(products, execution) / max(route.choice.wanted, 1.0)
 
     def expert_overhead(self, phase: int, unit: int) -> float:
         """Return the seconds of Python for looking up and holding the chosen experts of a unit."""

@@ -17,11 +17,14 @@ chunks must have, one row each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ...limits import MOST_GROUPS, WAVES
 from .trace import Allocate, Event, Free, Route, Scratch
+
+BY_ROWS = frozenset({"grouped_mm", "batched_mm"})
+"""Experts functions whose product of a token with an expert does not depend on which experts are computed beside it."""
 
 NUMBER = 8
 """Bytes of one expert index (int64), and of the row counts of one expert (two int32)."""
@@ -38,6 +41,7 @@ class ExpertCall:
         beside: bytes of each tensor that is alive while the function runs.
         after: bytes of each tensor that is alive once it has run.
         gathers: whether the first use of a fused tensor copies the parts of all rows' experts in all fused tensors.
+        views: whether these parts are viewed where the recorded function copied them.
     """
 
     rows: int
@@ -46,6 +50,7 @@ class ExpertCall:
     beside: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     gathers: bool = False
+    views: bool = False
 
     def peak(self, route: Route, events: Iterable[Event], rounding: Callable[[int], int]) -> int:
         """Return the peak bytes beyond those before the call.
@@ -60,7 +65,7 @@ class ExpertCall:
     def changes(self, route: Route, events: Iterable[Event], rounding: Callable[[int], int]) -> Iterator[int]:
         """Yield the bytes that are taken and given back (negative), in order, as many of these as of those; the
         arguments are those of `peak`."""
-        copies = [route.choice.rows * nbytes for nbytes in route.expert_tensors] if self.gathers else []
+        copies = [route.choice.rows * nbytes for nbytes in route.expert_tensors] if self.gathers or self.views else []
         beside = [rounding(nbytes) for nbytes in self.beside]
         yield from beside
         alive: dict[int, int] = {}
@@ -71,6 +76,8 @@ class ExpertCall:
                 if event.nbytes not in copies:
                     alive[event.storage] = taken
                     yield taken
+                    continue
+                if self.views:
                     continue
                 if ahead is None:
                     ahead = [rounding(nbytes) for nbytes in copies]
@@ -118,6 +125,21 @@ def expert_calls(route: Route, slots: int) -> list[ExpertCall]:
             gathering if route.implementation == "batched_mm" else _chunk(route, slots, chunk_rows(route, slots))
         )
     return calls
+
+
+def split_call(route: Route, slots: int) -> ExpertCall:
+    """Return the call of those experts of which the host computes others meanwhile: products of these arrive beside it,
+    and the numbers of their rows."""
+    call = _chunk(route, slots, route.choice.rows)
+    token_bytes = route.nbytes // max(route.choice.tokens, 1)
+    return replace(call, beside=(*call.beside, route.choice.rows * token_bytes, route.choice.rows * NUMBER))
+
+
+def host_call(route: Route) -> ExpertCall:
+    """Return the call on the host of those of a call's experts that are computed where they lie, at most all of them.
+    Beside it are the tokens, those of its rows and their numbers, and its products."""
+    call = _chunk(route, route.choice.count, route.choice.rows)
+    return replace(call, beside=(route.nbytes, *call.beside), after=(), views=True)
 
 
 def chunk_rows(route: Route, slots: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ...limits import MOST_GROUPS
-from .expert_calls import NUMBER, expert_calls
+from .expert_calls import BY_ROWS, NUMBER, expert_calls, host_call, split_call
 from .trace import (
     Allocate,
     Burst,
@@ -47,6 +47,7 @@ def replay(
     input_device: D | None = None,
     experts: Mapping[tuple[int, int], int] | None = None,
     offloaded: Mapping[int, D] | None = None,
+    split: tuple[int, D] | None = None,
     watch: Watch[D] | None = None,
 ) -> Ledger[D]:
     """Return the ledger after a forward on the given devices.
@@ -59,9 +60,10 @@ def replay(
         input_device: device of the model's first weights, to which `generate` moves the inputs; None: `main`.
         experts: slots of each cache of experts, by (unit, position of the experts in it).
         offloaded: device whose memory holds the weights of each unit that has them elsewhere than where it runs.
+        split: calls of cached experts with fewer tokens than this are computed in part on this device; None: none are.
         watch: told of every number of bytes that is taken or given back after the start.
     """
-    ledger = Ledger(execution_devices, main, rounding, input_device, experts, offloaded)
+    ledger = Ledger(execution_devices, main, rounding, input_device, experts, offloaded, split)
     for held in trace.initial:
         ledger.start_with(held)
     ledger.watch = watch
@@ -99,6 +101,7 @@ class Ledger(Generic[D]):
         input_device: D | None = None,
         experts: Mapping[tuple[int, int], int] | None = None,
         offloaded: Mapping[int, D] | None = None,
+        split: tuple[int, D] | None = None,
     ) -> None:
         self.now: dict[D, int] = {}
         self.peak: dict[D, int] = {}
@@ -109,6 +112,7 @@ class Ledger(Generic[D]):
         self.watch: Watch[D] | None = None
         self._experts = experts or {}
         self._offloaded = offloaded or {}
+        self._split = split
         self._routed: tuple[Route, int, list[Event]] | None = None  # the running call of cached experts, and its slots
         self._indices: list[int] = []  # bytes of the slot indices that the running experts are called with
         self._input_device = main if input_device is None else input_device
@@ -297,12 +301,15 @@ class Ledger(Generic[D]):
         slots = self._experts.get((unit, event.position))
         if slots is None:
             return
-        if slots < event.choice.count or slots > MOST_GROUPS:
+        if slots < event.choice.count or slots > MOST_GROUPS or self._is_split(event):
             self._routed = event, slots, []
             return
         counted = NUMBER * (slots - event.choice.count) if event.counts_rows else 0
         self._indices = [event.choice.rows * NUMBER, counted]
         self._copy(device, self._indices)
+
+    def _is_split(self, route: Route) -> bool:
+        return self._split is not None and route.choice.tokens < self._split[0] and route.implementation in BY_ROWS
 
     def _end_routed(self) -> None:
         """End a call of cached experts: add its worst peak, then the storages that it leaves alive."""
@@ -316,7 +323,13 @@ class Ledger(Generic[D]):
         route, slots, events = self._routed
         self._routed = None
         rounding = self._rounding.get(device, int)
-        worst = max(expert_calls(route, slots), key=lambda call: call.peak(route, events, rounding))
+        calls = expert_calls(route, slots)
+        if self._split is not None and self._is_split(route):
+            calls.append(split_call(route, slots))
+            host = self._split[1]
+            for nbytes in host_call(route).changes(route, events, self._rounding.get(host, int)):
+                self._add(host, nbytes)
+        worst = max(calls, key=lambda call: call.peak(route, events, rounding))
         for nbytes in worst.changes(route, events, rounding):
             self._add(device, nbytes)
         made = {event.storage: event.nbytes for event in events if isinstance(event, Allocate)}

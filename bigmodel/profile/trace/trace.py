@@ -268,6 +268,22 @@ class Trace:
                 found.setdefault(unit, {})[event.position] = event.choice
         return found
 
+    def expert_works(self) -> dict[int, dict[int, tuple[Route, list[Work]]]]:
+        """Return the calls of experts with the work within them, by unit, and by position of the experts in it."""
+        found: dict[int, dict[int, tuple[Route, list[Work]]]] = {}
+        unit, works = OUTSIDE, list[Work]()
+        for event in self.events:
+            if isinstance(event, Enter):
+                unit = event.unit
+            elif isinstance(event, Route):
+                works = []
+                found.setdefault(unit, {})[event.position] = event, works
+            elif isinstance(event, Routed):
+                works = []
+            elif isinstance(event, Operation):
+                works.append(event.work)
+        return found
+
     def left_alive(self) -> dict[int, int]:
         """Return the bytes of storages alive at the end, by the unit that allocated them: its KV cache."""
         made = {held.storage: (held.unit, held.nbytes) for held in self.initial}

@@ -1,0 +1,79 @@
+"""Plans in which the host computes experts that are missing in the cache while the link fetches others."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from bigmodel.plan import Plan, plan
+from bigmodel.profile import Profile, profile_model
+from tests.dispatch.mixtures import mixtral
+
+from ..machines import machine
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+LINKS = (1e7, 3e8, 1e9, 3e9, 1e10, 1e11)
+
+
+@cache
+def profile(implementation: str = "grouped_mm") -> Profile:
+    model = mixtral(hidden_size=128, intermediate_size=256, num_local_experts=16, num_experts_per_tok=4)
+    model.set_experts_implementation(implementation)
+    return profile_model(model, context_length=16, device_type="virtual")
+
+
+@cache
+def planned(link: float = 1e9, offload: str = "auto", of: Profile | None = None, **options: Any) -> Plan:
+    """Return a plan for steps with a budget of a third of the weights; the host takes 1 ns for each of them."""
+    of = of or profile()
+    budget: dict[Any, Any] = {0: of.weights // 3 + of.activations, "cpu": "1GB"}
+    return plan(of, budget, offload=offload, machine=machine(link, accelerator=1e-11), **options)
+
+
+def step(found: Plan) -> float:
+    assert found.prediction is not None
+    return found.prediction.token
+
+
+def test_both_at_once_beat_either_alone_where_they_are_about_as_fast() -> None:
+    found = planned(1e9)
+    assert found.expert_split is not None
+    assert step(found) < 0.8 * min(step(planned(1e9, "stream")), step(planned(1e9, "compute")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", LINKS)
+def test_no_plan_is_slower_than_streaming_or_computing_all(link: float) -> None:
+    assert step(planned(link)) <= min(step(planned(link, "stream")), step(planned(link, "compute")))
+
+
+def test_a_fast_link_fetches_all() -> None:
+    found = planned(1e11)
+    assert found.expert_split is None
+    assert found.expert_cache
+
+
+def test_experts_are_streamed_where_a_smaller_cache_than_usual_fits() -> None:
+    """The usual cache is as large as slots for whole layers: here more than the budget."""
+    assert step(planned(1e11)) == step(planned(1e11, "stream")) < 0.5 * step(planned(1e11, "compute"))
+
+
+def test_rates_are_those_of_one_expert() -> None:
+    split = planned(1e9).expert_split
+    assert split is not None
+    elements = 3 * 128 * 256
+    assert split.fetch == pytest.approx(4 * elements / 1e9, rel=0.01)
+    assert split.compute == pytest.approx(1e-9 * elements, rel=0.01)
+    assert split.below == 2
+
+
+@pytest.mark.parametrize("offload", ["stream", "compute"])
+def test_nothing_is_divided_unless_the_host_may_compute(offload: str) -> None:
+    assert planned(1e9, offload).expert_split is None
+
+
+def test_a_function_that_adds_up_expert_after_expert_is_not_divided() -> None:
+    assert planned(1e9, of=profile("eager")).expert_split is None
