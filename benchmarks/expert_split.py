@@ -1,0 +1,207 @@
+"""Are missing experts divided well between the link and the host, and do steps take as long as predicted?
+
+A mixture in host memory runs on a virtual accelerator behind links of nine speeds, around that at which the host
+computes an expert. At each speed `plan` makes three plans, for ``offload="stream"``, ``"compute"`` and ``"auto"``, by
+this machine's measured speeds. Their steps are measured, and as brute force those of the streaming plan with other
+divisions: rates under which the link or the host gets more. Routers follow traces with and without temporal locality
+(`router_traces`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
+from .harness.report import Cell
+from .router_traces import LOCAL, UNIFORM, Trace, draw_trace, following
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bigmodel.plan import Plan
+    from bigmodel.profile import Profile
+    from bigmodel.profile.machine.machine import MachineProfile
+
+STREAM, COMPUTE, AUTO = "stream", "compute", "auto"
+RATIOS = (0.125, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)
+"""Seconds in which the link fetches an expert, over those in which the host computes it."""
+
+DIVISIONS = {"link 3:1": 1 / 3, "1:1": 1.0, "host 3:1": 3.0, "host alone": 1e6}
+"""By name: the seconds of a fetch over those of computing by which brute force divides experts."""
+
+TRACES = {"uniform": UNIFORM, "local": LOCAL}
+BEST, PURE, ERROR = 1.10, 1.02, 0.10
+
+DEVICES = ("virtual",)
+"""Devices that this benchmark supports."""
+ONLY = "the link has nine speeds, which only a virtual one can"
+"""Why it supports no others."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the mixture, and how many steps are measured at once, after as many that fill the cache."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    experts: int
+    per_token: int
+    steps: int
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert."""
+        return 4 * 3 * self.hidden * self.intermediate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this benchmark."""
+    parser.set_defaults(device="virtual", rounds=3)
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure steps of each plan and each division, at each speed of the link and on each trace."""
+    import torch
+
+    from bigmodel.devices import virtual
+    from bigmodel.profile import profile_model
+    from bigmodel.profile.machine.machine import nominal_machine
+    from bigmodel.profile.machine.probe import machine as measured_machine
+
+    torch.set_num_threads(options.threads or 1)
+    virtual.enable(count=1)
+    sizes = Sizes(64, 96, 2, 8, 2, 2) if options.quick else Sizes(512, 1024, 6, 32, 4, 12)
+    ratios = (1.0,) if options.quick else RATIOS
+    model = make(sizes)
+    profile = profile_model(model, context_length=8 * sizes.steps, device_type="virtual")
+    machine = nominal_machine() if options.quick else measured_machine()
+    host_seconds = seconds_on_host(sizes, machine)
+    samples: dict[str, Samples] = {}
+    rows: list[list[Cell]] = []
+    for ratio in ratios:
+        rate = sizes.expert_bytes / (ratio * host_seconds)
+        virtual.enable(count=1, bandwidth=rate)
+        plans = planned(profile, with_link(machine, rate), sizes)
+        for name, habits in TRACES.items():
+            trace = draw_trace(sizes.layers, sizes.experts, sizes.per_token, 4 * sizes.steps, habits, options.seed)
+            variants = [
+                Variant(way, partial(seconds_of_step, model, plan, trace, sizes.steps)) for way, plan in plans.items()
+            ]
+            found = samples[f"{name}, {ratio:g}"] = measure(variants, options.rounds, seed=options.seed)
+            rows.append(_row(name, ratio, plans, found))
+    return report(options, sizes, rows, samples)
+
+
+def report(options: argparse.Namespace, sizes: Sizes, rows: list[list[Cell]], samples: dict[str, Samples]) -> Report:
+    """Return the table, and the limits over all of its rows."""
+    columns = [
+        Column("routers"),
+        Column("fetch over compute", "ratio"),
+        *(Column(way, "seconds") for way in (STREAM, COMPUTE, AUTO)),
+        Column("best division", "seconds"),
+        Column("auto over it", "ratio"),
+        Column("auto over the better of both", "ratio"),
+        Column("auto, predicted", "seconds"),
+        Column("predicted over measured", "ratio"),
+    ]
+    over_best, over_pure = (max(float(row[at] or 0) for row in rows) for at in (6, 7))
+    uniform = [float(row[9] or 0) for row in rows if row[0] == "uniform"]
+    return Report(
+        "expert_split",
+        options.device,
+        settings={**vars(sizes), "rounds": options.rounds},
+        tables=[Table("A step by the seconds of fetching an expert over those of computing it", columns, rows)],
+        limits=[
+            Limit("auto over the best division found by brute force", over_best, "<=", BEST),
+            Limit("auto over the better of streaming and computing all", over_pure, "<=", PURE),
+            Limit("largest error of the predicted step", max(abs(each - 1) for each in uniform), "<=", ERROR),
+        ],
+        samples=samples,
+    )
+
+
+def _row(name: str, ratio: float, plans: dict[str, Plan], found: Samples) -> list[Cell]:
+    step = {way: found.median(way) for way in plans}
+    best = min(plans, key=step.__getitem__)
+    pure = min((STREAM, COMPUTE), key=step.__getitem__)
+    prediction = plans[AUTO].prediction
+    assert prediction is not None
+    return [
+        name,
+        ratio,
+        *(step[way] for way in (STREAM, COMPUTE, AUTO)),
+        step[best],
+        found.ratio(AUTO, best).median,
+        found.ratio(AUTO, pure).median,
+        prediction.token,
+        prediction.token / step[AUTO],
+    ]
+
+
+def make(sizes: Sizes) -> nn.Module:
+    """Return a mixture of these sizes with random weights, in host memory."""
+    import torch
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.intermediate,
+        num_hidden_layers=sizes.layers,
+        num_local_experts=sizes.experts,
+        num_experts_per_tok=sizes.per_token,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=512,
+    )
+    model: nn.Module = MixtralForCausalLM(config).eval()
+    return model
+
+
+def seconds_on_host(sizes: Sizes, machine: MachineProfile) -> float:
+    """Return the seconds in which the host multiplies one row with an expert."""
+    from bigmodel.profile.trace.work import PRODUCT, Work
+
+    elements = sizes.expert_bytes // 4
+    return machine.device("cpu").seconds(Work(PRODUCT, "float32", elements, 1, sizes.expert_bytes))
+
+
+def with_link(machine: MachineProfile, rate: float) -> MachineProfile:
+    """Return the machine with a link of `rate` bytes per second to the accelerator."""
+    name = "virtual:0"
+    links = machine.link(name)
+    faster = replace(links, to_device=replace(links.to_device, rate=rate))
+    return replace(machine, links={**machine.links, name: faster})
+
+
+def planned(profile: Profile, machine: MachineProfile, sizes: Sizes) -> dict[str, Plan]:
+    """Return the three plans under a budget for a quarter of the weights, and the streaming one's other divisions."""
+    from bigmodel.plan import plan
+    from bigmodel.plan.result.expert_split import ExpertSplit
+
+    budget: dict[Any, Any] = {0: profile.weights // 4 + profile.activations, "cpu": "64GB"}
+    plans = {way: plan(profile, budget, offload=way, machine=machine) for way in (STREAM, COMPUTE, AUTO)}
+    for name, fetch in DIVISIONS.items():
+        plans[name] = replace(plans[STREAM], expert_split=ExpertSplit(fetch, 1.0, 0.0, below=2))
+    return plans
+
+
+def seconds_of_step(model: nn.Module, plan: Plan, trace: Trace, steps: int) -> float:
+    """Return the mean seconds of a step under a plan, after as many steps that fill the cache."""
+    from bigmodel.dispatch import dispatch_model, undispatch
+
+    from .steps import Decoder
+
+    decoder = Decoder(dispatch_model(model, plan), "virtual:0")
+    try:
+        with following(model, trace):
+            decoder.start()
+            for _ in range(steps):
+                decoder.step()
+            return elapsed(lambda: [decoder.step() for _ in range(steps)], decoder.device) / steps
+    finally:
+        undispatch(model)
