@@ -16,6 +16,7 @@ from ..errors import DispatchError
 from ..plan import Plan
 from ..profile.trace.dry_run import SampleInputs
 from .attach.activation_guard import ActivationGuard
+from .attach.apart import note_apart
 from .attach.builder import Builder
 from .attach.copying import CopyDispatched
 from .attach.dispatched import dispatched
@@ -156,6 +157,7 @@ def place_and_attach(
             # What the forward around it would do, and cannot do to a dispatched model.
             part.to(dtype_of(resolved.plan) or dtype).to(dtype)
         _attach(model, resolved, options)
+    note_apart(model)
     return model
 
 
