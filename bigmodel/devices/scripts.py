@@ -9,14 +9,55 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from threading import RLock
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .nested import iter_tensors
 
+T = TypeVar("T")
+
 _OWN: Callable[..., Any] = vars(torch.jit.ScriptFunction)["__call__"]
+
+
+class ReplacedMethod(Generic[T]):
+    """Replaces a method of a class while anybody asks for it.
+
+    Args:
+        owner: The class.
+        name: Name of the method; the class may inherit it.
+        other: What takes its place.
+
+    Attributes:
+        asking: All who ask.
+    """
+
+    def __init__(self, owner: type, name: str, other: Any) -> None:
+        self.asking: list[T] = []
+        self._owner = owner
+        self._name = name
+        self._other = other
+        self._own = vars(owner).get(name)
+        self._lock = RLock()  # one who asks may be collected, which takes it back, while the lock is held
+
+    def add(self, asks: T) -> None:
+        """Replace the method from now until `remove` is called with the same object."""
+        self._change(lambda asking: [*asking, asks])
+
+    def remove(self, asks: T) -> None:
+        """Take it back; a second time changes nothing."""
+        self._change(lambda asking: [each for each in asking if each is not asks])
+
+    def _change(self, change: Callable[[list[T]], list[T]]) -> None:
+        with self._lock:
+            before, self.asking = self.asking, change(self.asking)
+            if self.asking:
+                setattr(self._owner, self._name, self._other)
+            elif self._own is not None:
+                setattr(self._owner, self._name, self._own)
+            elif before:
+                delattr(self._owner, self._name)
 
 
 class OverriddenScripts:
@@ -28,34 +69,21 @@ class OverriddenScripts:
 
     def __init__(self, wants: Callable[[torch.Tensor], bool]) -> None:
         self.wants = wants
-        _asking.change(lambda asking: [*asking, self])
+        _replaced.add(self)
 
     def remove(self) -> None:
         """Take it back; a second time changes nothing."""
-        _asking.change(lambda asking: [each for each in asking if each is not self])
-
-
-class _Asking:
-    """All who ask."""
-
-    def __init__(self) -> None:
-        self._lock = RLock()  # one who asks may be collected, which takes it back, while the lock is held
-        self.now: list[OverriddenScripts] = []
-
-    def change(self, change: Callable[[list[OverriddenScripts]], list[OverriddenScripts]]) -> None:
-        with self._lock:
-            self.now = change(self.now)
-            torch.jit.ScriptFunction.__call__ = _call if self.now else _OWN  # type: ignore[method-assign]
-
-
-_asking = _Asking()
+        _replaced.remove(self)
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     tensors = tuple(iter_tensors((args, kwargs)))
-    if any(each.wants(tensor) for each in _asking.now for tensor in tensors) and has_torch_function(tensors):
+    if any(each.wants(tensor) for each in _replaced.asking for tensor in tensors) and has_torch_function(tensors):
         return handle_torch_function(_Scripted(self, tensors), tensors, *args, **kwargs)
     return _OWN(self, *args, **kwargs)
+
+
+_replaced: ReplacedMethod[OverriddenScripts] = ReplacedMethod(torch.jit.ScriptFunction, "__call__", _call)
 
 
 class _Scripted:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from bigmodel.devices.scripts import OverriddenScripts
+from bigmodel.devices.scripts import OverriddenScripts, ReplacedMethod
 
 
 @torch.jit.script
@@ -93,3 +93,48 @@ def test_the_class_is_as_it_was_before() -> None:
     before = vars(torch.jit.ScriptFunction)["__call__"]  # models of other tests may ask
     OverriddenScripts(lambda _: True).remove()
     assert vars(torch.jit.ScriptFunction)["__call__"] is before
+
+
+class Base:
+    def name(self) -> str:
+        return "base"
+
+
+class Own(Base):
+    def name(self) -> str:
+        return "own"
+
+
+class Inheriting(Base):
+    pass
+
+
+def other(self: Base) -> str:
+    return "other"
+
+
+def test_a_method_is_replaced_until_the_last_has_taken_it_back() -> None:
+    replaced: ReplacedMethod[str] = ReplacedMethod(Own, "name", other)
+    first, second = "first", "second"
+    replaced.remove(first)
+    assert Own().name() == "own"
+    replaced.add(first)
+    replaced.add(second)
+    replaced.remove(first)
+    replaced.remove(first)
+    assert Own().name() == "other"
+    assert replaced.asking == [second]
+    replaced.remove(second)
+    assert Own().name() == "own"
+
+
+def test_a_method_that_is_inherited_is_so_again() -> None:
+    replaced: ReplacedMethod[str] = ReplacedMethod(Inheriting, "name", other)
+    for _ in range(2):
+        replaced.add("one")
+        assert Inheriting().name() == "other"
+        assert Base().name() == "base"
+        replaced.remove("one")
+        assert "name" not in vars(Inheriting)
+        assert Inheriting().name() == "base"
+    replaced.remove("one")

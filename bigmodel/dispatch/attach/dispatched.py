@@ -26,6 +26,7 @@ from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
 from ..streaming.streamer import Streamer
 from ..streaming.transform_budgets import TransformBudgets
+from ..weights.autograd_functions import CopiesForFunctions
 from ..weights.block import Registry
 from ..weights.outside_use import is_marked, mark_lent, mark_offloaded, note_optimizer_step, unmark_offloaded
 from ..weights.packing import WeightError
@@ -98,12 +99,13 @@ class Dispatched(NotCopied):
         if self.untied:
             self._until_undispatched(self.untied.watch())
 
-    def _follow_scripts(self, model: nn.Module) -> None:
-        """Have functions of TorchScript compute with copies of offloaded weights, as other operations do."""
+    def _follow_functions(self, model: nn.Module) -> None:
+        """Have functions of TorchScript and of autograd compute with copies of offloaded weights, as operations do."""
         if any(map(is_marked, (*model.parameters(), *model.buffers()))):
             self._until_undispatched(OverriddenScripts(is_marked))
+            self._until_undispatched(CopiesForFunctions())
 
-    def _until_undispatched(self, handle: RemovableHandle | OverriddenScripts) -> None:
+    def _until_undispatched(self, handle: RemovableHandle | OverriddenScripts | CopiesForFunctions) -> None:
         # Also removed when the model is deleted without being undispatched.
         release = weakref.finalize(self, handle.remove)
         release.atexit = False
@@ -130,7 +132,7 @@ class Dispatched(NotCopied):
             attachment.attach()
         self._mark_offloaded(model)
         mark_lent(self.lent)
-        self._follow_scripts(model)
+        self._follow_functions(model)
         self._find_additions(model)
         self._limit_transforms(model)
         self.follow_optimizers()

@@ -251,8 +251,8 @@ def mark_lent(tensors: Iterable[torch.Tensor]) -> None:
             tensor.__class__ = _LENT[type(tensor)]
 
 
-def is_marked(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of an offloaded class."""
+def is_marked(tensor: object) -> bool:
+    """Whether something is a tensor of an offloaded class."""
     return isinstance(tensor, _Offloaded)
 
 
@@ -302,6 +302,16 @@ def _device_of_result(
     if name != "__getitem__" and [device.type for device in others] == [HOST]:
         return next(iter(others))
     return next((device for device in (*others, *devices) if device.type != HOST), None)
+
+
+def brought_together(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the operands of a function of autograd, with copies of those marked ones that get gradients on the device
+    where it computes: a function that is given a weight on the host itself would have to return its gradient there."""
+    with DisableTorchFunctionSubclass():
+        tensors = _operands(operands, {})
+        target = _device_of_result("apply", tensors, operands, {})
+        brought = [target is not None and is_marked(each) and each.requires_grad for each in operands]
+    return tuple(each.to(target) if copied else each for each, copied in zip(operands, brought, strict=True))
 
 
 def _writes(name: str) -> bool:

@@ -1,0 +1,37 @@
+"""Functions of autograd (`torch.autograd.Function`) that are given weights of other parts of a dispatched model.
+
+The operations in their forward and backward compute with copies of such weights, as others do (`outside_use`). But
+autograd takes the gradient that a function returns for a tensor where that tensor is. A weight that gets one is
+therefore copied before the function is applied, by an operation that brings the gradient back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import _SingleLevelFunction
+
+from ...devices.scripts import ReplacedMethod
+from .outside_use import brought_together, is_marked
+
+
+class CopiesForFunctions:
+    """From now until `remove` is called, functions of autograd get copies of weights that lie elsewhere."""
+
+    def __init__(self) -> None:
+        _replaced.add(self)
+
+    def remove(self) -> None:
+        """Take it back; a second time changes nothing."""
+        _replaced.remove(self)
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if torch.is_grad_enabled() and any(map(is_marked, args)):
+        args = brought_together(args)
+    return super(_SingleLevelFunction, cls).apply(*args, **kwargs)
+
+
+# The class below `Function`, whose own `apply` many hold as an object: it calls this one.
+_replaced: ReplacedMethod[CopiesForFunctions] = ReplacedMethod(_SingleLevelFunction, "apply", classmethod(_apply))

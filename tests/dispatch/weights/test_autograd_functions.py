@@ -1,0 +1,105 @@
+"""Functions of autograd compute with weights that are offloaded, or on another device, as other operations do."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel import dispatch_model, undispatch
+
+from ...accelerators import at, two
+
+pytestmark = pytest.mark.usefixtures("every_accelerator")
+
+WIDTH = 8
+X = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+class Product(torch.autograd.Function):
+    """Its backward computes with what its forward was given, and returns gradients where it computes them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad @ weight, grad.t() @ x
+
+
+product = Product.apply  # before any model is dispatched, as libraries have it
+
+
+class Reading(nn.Module):
+    """Hands a weight of a part to a function of autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.read = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(product(self.first(x), self.read.weight))
+        return found
+
+
+WHERE: dict[str, Any] = {
+    "RAM": {"device_map": {"": "cpu"}, "main_device": 0},
+    "disk": {"device_map": {"": "disk"}, "main_device": 0},
+    "host beside an accelerator": {"device_map": {"": "cpu"}, "main_device": 0, "offload": "compute"},
+    "two accelerators": {"device_map": {"first": 0, "read": 1, "last": 1}},
+}
+PLACES = [pytest.param(name, marks=two) if name.startswith("two") else name for name in WHERE]
+
+
+def reading() -> Reading:
+    torch.manual_seed(0)
+    return Reading()
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_function_gives_weights_of_other_parts_their_gradients(where: str, tmp_path: Path) -> None:
+    model = reading()
+    resident = copy.deepcopy(model).to(at(0))
+    dispatch_model(model, offload_dir=tmp_path, **WHERE[where])
+    expected, found = resident(X.to(at(0))), model(X)
+    torch.testing.assert_close(found.cpu(), expected.cpu(), rtol=1e-5, atol=1e-6)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    for (name, kept), whole in zip(model.named_parameters(), resident.parameters(), strict=True):
+        if whole.grad is not None:
+            assert kept.grad is not None, name
+            assert kept.grad.device == kept.device
+            torch.testing.assert_close(kept.grad.cpu(), whole.grad.cpu(), rtol=1e-5, atol=1e-6, msg=name)
+    assert model.read.weight.grad is not None
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_without_gradients_outputs_are_those_of_the_whole_model(where: str, tmp_path: Path) -> None:
+    model = reading()
+    device = at(0) if WHERE[where].get("offload") is None else "cpu"
+    resident = copy.deepcopy(model).to(device)
+    dispatch_model(model, offload_dir=tmp_path, **WHERE[where])
+    with torch.no_grad():
+        torch.testing.assert_close(model(X), resident(X.to(device)).cpu(), rtol=0, atol=0 if device != "cpu" else 1e-6)
+
+
+def test_functions_are_as_before_after_the_last_model() -> None:
+    gc.collect()  # models of other tests
+    before = [dict(vars(kind)) for kind in Product.__mro__[:3]]
+    models = [dispatch_model(reading(), {"": "cpu"}, main_device=0) for _ in range(2)]
+    undispatch(models.pop())
+    models.clear()  # without being undispatched
+    gc.collect()
+    assert [dict(vars(kind)) for kind in Product.__mro__[:3]] == before
+    dispatch_model(reading(), {"": 0})  # has no weight that would have to be copied
+    assert [dict(vars(kind)) for kind in Product.__mro__[:3]] == before
