@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from ...devices import HOST
 from ...errors import PlanError
 from ...quantized.packable import plan_products
 from ..model.units import UnitProfile
+from .branches import other_ways
 from .extrapolate import CannotExtrapolate, LayerSample, extrapolate, find_layer_samples
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
@@ -257,18 +258,35 @@ class _Attempts:
                 if str(raised) in self._not_sampling or tried.fails_as_whole(raised):
                     break
             tried = clone
-            for values in (Values(assumed=True), Values(assumed=False)):
-                try:
-                    return clone.record(use, self._workload, values)
-                except Exception as error:  # any error of the model's own forward on unsuitable inputs or values
-                    self.errors.append(error)
-                    logger.debug("dry run of %s: %s", clone.name, error)
-                if not values.guessed:
-                    break
+            found = self._record_ways(clone, use)
+            if found:
+                return found
         messages = {str(error) for error in self.errors[first:]}
         if len(messages) == 1:
             self._not_sampling |= messages
         return []
+
+    def _record_ways(self, clone: _Clone, use: Use) -> list[Phase]:
+        """Return the phases of a use on a clone, with those of other ways through its forward as further ones; none if
+        each raises an error."""
+        found: list[list[Phase]] = []
+        first = Values()
+        self._record_way(clone, use, first, found)
+        for answers in other_ways(first.answers) if first.answers is not None else ():
+            self._record_way(clone, use, Values(answers), found)
+        return reduce(joined, found, [])
+
+    def _record_way(self, clone: _Clone, use: Use, values: Values, found: list[list[Phase]]) -> None:
+        """Add the phases of one way, unless they are the same as those of another."""
+        try:
+            phases = clone.record(use, self._workload, values)
+        except Exception as error:  # any error of the model's own forward on unsuitable inputs or values
+            logger.debug("dry run of %s: %s", clone.name, error)
+            if not found:
+                self.errors.append(error)
+        else:
+            if phases not in found:
+                found.append(phases)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ taken, so that the upper bound of memory is planned for:
 - a mask of unknown value selects everything;
 - a number that is counted from masks of unknown value is what it would be if they selected everything;
 - the choices of a router are all the same: as many tokens as there are reach each expert that is chosen;
-- an unknown condition is `Values.assumed`: True first, and False if the forward raises under that.
+- an unknown condition is true on one way through the forward and false on another (`branches`).
 
 `reading` and `read_as_real` let models read known values as they read those of real tensors.
 """
@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
+from .branches import Answers
 from .work import tensors_in
 
 aten = torch.ops.aten
@@ -86,15 +87,14 @@ class Values:
     """Runs operations on fake tensors and computes the values that are known beside them.
 
     Args:
-        assumed: the value of unknown conditions.
+        answers: the values of unknown conditions; None: all are true.
 
     Attributes:
-        guessed: whether a condition of unknown value was read.
+        answers: the same; None until one is read.
     """
 
-    def __init__(self, assumed: bool = True) -> None:
-        self.assumed = assumed
-        self.guessed = False
+    def __init__(self, answers: Answers | None = None) -> None:
+        self.answers = answers
         self._overwritten: dict[int, torch.Tensor] = {}  # by storage: values into which unknown ones were written
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -273,8 +273,8 @@ class Values:
             with real_tensors():
                 return func(*values)
         if func is aten.equal.default or args[0].dtype == torch.bool:
-            self.guessed = True
-            return self.assumed
+            self.answers = self.answers or Answers()
+            return self.answers.ask()
         counted = self._count_in(args[0])
         if counted is not None:
             with real_tensors():

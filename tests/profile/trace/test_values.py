@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from bigmodel.profile import profile_model
+from bigmodel.profile.trace.branches import Answers
 from bigmodel.profile.trace.recorder import Recorder
 from bigmodel.profile.trace.values import UnknownValue, Values, read_as_real, reading, real_tensors
 
@@ -19,7 +20,7 @@ from bigmodel.profile.trace.values import UnknownValue, Values, read_as_real, re
 @contextmanager
 def dry(assumed: bool = True) -> Iterator[Values]:
     """Operations within run on fake tensors."""
-    values = Values(assumed)
+    values = Values(Answers(assumed))
     with FakeTensorMode(allow_non_fake_inputs=True), Recorder(iter(()), values):
         yield values
 
