@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..arguments import check_choice, check_model, optional_whole_number, whole_number
-from ..devices import HOST, torch_device
+from ..devices import HOST, format_size, torch_device
 from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
 from ..quantized.packable import packing_note
 from ..quantized.stored import StoredModule, published, stored_names
@@ -22,6 +22,7 @@ from .trace.extrapolate import renamed
 from .trace.ledger import D, Rounding, replay
 from .trace.measured import MeasuredForward
 from .trace.trace import OUTSIDE, Enter, Event, InitialStorage, Leave, Trace
+from .trace.uses import FORWARDS
 from .trace.workload import Workload, max_context, used_length
 
 
@@ -262,7 +263,14 @@ def _unknown(phases: Sequence[Phase], sampled: bool) -> str:
             else f"{unknown}; {advice}"
         )
     without = next((phase.without for phase in phases if phase.without), "")
-    return f"memory is known for inputs without {without}; {advice}" if without else ""
+    sentences = [f"memory is known for inputs without {without}; {advice}"] if without else []
+    grows = max(phase.grows for phase in phases)
+    if grows:
+        sentences.append(
+            f"memory grows by {format_size(grows)} with each forward, as the model's modules keep more each time; "
+            f"{FORWARDS} forwards are planned for: clear what they keep after these, or leave more memory free"
+        )
+    return ". ".join(sentences)
 
 
 def execution_order(units: Sequence[UnitProfile], phases: Sequence[Phase]) -> list[int]:

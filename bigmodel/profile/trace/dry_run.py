@@ -70,6 +70,7 @@ class Phase:
         without: as `Use.without`.
         combined: as `Recorder.combined`, over all phases of the use; None: not known.
         lent: as `Recorder.lent`, over all phases of the use.
+        grows: bytes that modules keep more after each forward.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Phase:
     combined: frozenset[int] | None = None
     lent: frozenset[int] = frozenset()
     packed: Phase | None = None
+    grows: int = 0
 
     def with_traces(self, changed: Callable[[Trace], Trace]) -> Phase:
         """Return the same phase with each of its traces changed."""
@@ -232,6 +234,7 @@ def joined(phases: Sequence[Phase], others: Sequence[Phase]) -> list[Phase]:
             also=(*phase.also, other.trace, *other.also),
             combined=None if phase.combined is None else phase.combined | (other.combined or frozenset()),
             lent=phase.lent | other.lent,
+            grows=max(phase.grows, other.grows),
         )
     return list(found.values())
 
@@ -370,6 +373,8 @@ class _Clone:
             else:
                 phases.append(Phase(name, trace, tokens, None, tuple(further), use.without, combined, lent))
                 further.clear()
+        if session.grows and phases[-1].name == "forward":
+            phases[-1] = replace(phases[-1], grows=phases[-1].trace.kept)
         return phases
 
     def _watch_ends(self) -> list[RemovableHandle]:

@@ -74,7 +74,10 @@ class Recorder(TorchDispatchMode):
         self.values = values or Values()
         self.events: list[Event] = []
         self.on_host: set[int] = set()
-        self._numbers: dict[int, int] = {tensor.untyped_storage()._cdata: OUTSIDE for tensor in known}
+        storages = [tensor.untyped_storage() for tensor in known]
+        self._numbers: dict[int, int] = {storage._cdata: OUTSIDE for storage in storages}
+        # A forward may replace a buffer: the next storage may get its address.
+        self._known = [weakref.ref(storage, self._forgetting(storage._cdata)) for storage in storages]
         self._references: dict[int, weakref.ref[Any]] = {}
         self._allocated_at: dict[int, int] = {}  # by storage: position of the event
         self._count = 0
@@ -344,9 +347,10 @@ class Recorder(TorchDispatchMode):
         self._last_place = OUTSIDE
         return output
 
-    def keeps_since(self, begin: int) -> bool:
-        """Return whether any storage is alive that was allocated in the events from `begin` on."""
-        return any(isinstance(event, Allocate) and event.storage in self._references for event in self.events[begin:])
+    def kept_since(self, begin: int) -> int:
+        """Return the bytes of storages that are alive and were allocated in the events from `begin` on."""
+        made = (event for event in self.events[begin:] if isinstance(event, Allocate))
+        return sum(event.nbytes for event in made if event.storage in self._references)
 
     @contextmanager
     def at_inputs(self) -> Iterator[None]:
@@ -525,6 +529,14 @@ class Recorder(TorchDispatchMode):
             if number != OUTSIDE:  # each view of a storage is copied by itself
                 found[number] = found.get(number, 0) + spanned_elements(tensor) * tensor.element_size()
         return tuple(found.items())
+
+    def _forgetting(self, key: int) -> Callable[[Any], None]:
+        def forget(_: Any) -> None:
+            self._numbers.pop(key, None)
+            self._owners.pop(key, None)
+            self._sharing.pop(key, None)
+
+        return forget
 
     def _death_of(self, key: int, number: int) -> Callable[[Any], None]:
         def died(_: Any) -> None:

@@ -172,6 +172,7 @@ class Session:
         device: device that the fake tensors report.
         sequences: texts that the model computes at once: the workload's, or as many for each beam.
         marks: (name, (first event, end), tokens of each sequence) of every phase so far.
+        grows: whether modules keep more with each forward, as the last one shows.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder, workload: Workload, device: torch.device) -> None:
@@ -181,6 +182,7 @@ class Session:
         self.recorder = recorder
         self.device = device
         self.sequences = workload.batch_size
+        self.grows = False
         self._accepted = set(inspect.signature(model.forward).parameters)
 
     def accepts(self, name: str) -> bool:

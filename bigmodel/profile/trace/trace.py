@@ -284,6 +284,18 @@ class Trace:
                 works.append(event.work)
         return found
 
+    @property
+    def kept(self) -> int:
+        """The bytes that are alive at the end beyond those at the start."""
+        alive = {held.storage: held.nbytes for held in self.initial}
+        before = sum(alive.values())
+        for event in self.events:
+            if isinstance(event, Allocate):
+                alive[event.storage] = event.nbytes
+            elif isinstance(event, Free):
+                alive.pop(event.storage, None)
+        return sum(alive.values()) - before
+
     def left_alive(self) -> dict[int, int]:
         """Return the bytes of storages alive at the end, by the unit that allocated them: its KV cache."""
         made = {held.storage: (held.unit, held.nbytes) for held in self.initial}

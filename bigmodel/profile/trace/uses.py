@@ -55,12 +55,16 @@ def use_sample(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 def _record_forward(session: Session, tokens: int, run: Callable[[], None]) -> None:
     """Record a forward; if its modules keep tensors, as hooks keep weights that they make, also the one after it, which
-    runs beside them."""
-    begin = len(session.recorder.events)
-    session.phase("forward", tokens, run)
-    if session.recorder.keeps_since(begin):
-        session.marks[-1] = (FURTHER, *session.marks[-1][1:])
+    runs beside them, and a third one if that keeps more."""
+    begin, kept = len(session.recorder.events), [0]
+    for _ in range(FORWARDS):
+        if len(kept) > 1:
+            session.marks[-1] = (FURTHER, *session.marks[-1][1:])
         session.phase("forward", tokens, run)
+        kept.append(session.recorder.kept_since(begin))
+        if kept[-1] <= kept[-2]:
+            return
+    session.grows = True
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,9 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
 
 MEDIA = (*IMAGES, *SOUNDS, *SERIES)
 """Inputs other than text whose shapes are known."""
+
+FORWARDS = 3
+"""Forwards that are planned for a model whose modules keep more with each."""
 
 KINDS_OF_MEDIA = {"images": IMAGES, "sounds": SOUNDS, "time series": SERIES}
 
