@@ -257,13 +257,14 @@ def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) ->
     if not names and (kind is Free or kind is Call or kind is Return):
         return event
     if isinstance(event, Allocate):
-        if not names and event.brought_to is None and not event.weights:
+        if not names and event.brought_to is None and event.view_of is None and not event.weights:
             return event
         source = names.get(event.source, event.source)
         to = None if event.brought_to is None else units.get(event.brought_to, event.brought_to)
+        view_of = None if event.view_of is None else units.get(event.view_of, event.view_of)
         made_of = tuple(units.get(unit, unit) for unit in event.weights)
         storage = names.get(event.storage, event.storage)
-        return Allocate(storage, event.nbytes, source, _named(event.others, names), to, made_of)
+        return Allocate(storage, event.nbytes, source, _named(event.others, names), to, made_of, view_of)
     if isinstance(event, Free):
         return Free(names.get(event.storage, event.storage))
     if isinstance(event, OutsideUse):

@@ -229,6 +229,9 @@ class Ledger(Generic[D]):
         if event.brought_to is not None:
             self._bring(event, event.brought_to)
             return
+        if event.view_of is not None:
+            self._view(event, event.view_of)
+            return
         device = self._device_of_weights(event.weights) if event.weights else self._device_of(event.source)
         elsewhere = [nbytes for storage, nbytes in event.others if self._alive.get(storage, (device, 0))[0] != device]
         self._copy(device, elsewhere)
@@ -237,6 +240,15 @@ class Ledger(Generic[D]):
         if device != self._main and not event.weights and (self._is_beside(event) or self._is_guessed(event)):
             self._guessed[event.storage] = self._taken(self._main, event.nbytes)
             self._add(self._main, self._guessed[event.storage])
+
+    def _view(self, event: Allocate, unit: int) -> None:
+        """Count a view of a unit's weight: nothing where the weight lies. A unit that was brought its weights for a
+        forward returns a copy."""
+        if not self._running:
+            self._take(event.storage, self._held_on(unit), 0)
+            return
+        device = self._running[-1][1]
+        self._take(event.storage, device, self._taken(device, event.nbytes) if unit in self._offloaded else 0)
 
     def _is_beside(self, event: Allocate) -> bool:
         """Return whether a storage is made between units of what was brought to a weight in host memory. A module

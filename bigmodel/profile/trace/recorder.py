@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...devices import HOST
-from ...devices.nested import first_tensor, iter_tensors, spanned_elements
+from ...devices.nested import first_tensor, iter_tensors, map_tensors, spanned_elements
 from ...quantized.experts import QuantizedExperts
 from ..model.experts import RouterChoice, expert_names
 from ..model.units import methods_of
@@ -305,17 +305,56 @@ class Recorder(TorchDispatchMode):
         source = self.number_of(tensor)
         if self._units or self._at_inputs or source == OUTSIDE:
             return tensor
+        return self._stand_in(tensor, torch.empty_like, unit, source=source, brought_to=unit)
+
+    def _stand_in(
+        self, tensor: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor], unit: int, **how: Any
+    ) -> torch.Tensor:
+        """Return another tensor in the place of one, with its value and on the device of a unit.
+
+        Args:
+            tensor: the tensor.
+            make: makes the other one.
+            unit: the unit.
+            how: more about the event of its allocation.
+        """
         value, before = self.values.of(tensor), len(self.events)
-        brought = torch.empty_like(tensor)
+        made = make(tensor)
         if value is None:
-            self.values.forget(brought)
+            self.values.forget(made)
         else:
-            self.values.give(brought, value)
-        made = [event for event in self.events[before:] if isinstance(event, Allocate)]
-        self.events[before:] = [replace(event, source=source, brought_to=unit) for event in made]
-        self._places.update((event.storage, unit) for event in made)
-        self._allocated_at.update((event.storage, before + index) for index, event in enumerate(made))
-        return brought
+            self.values.give(made, value)
+        events = [event for event in self.events[before:] if isinstance(event, Allocate)]
+        self.events[before:] = [replace(event, **how) for event in events]
+        self._places.update((event.storage, unit) for event in events)
+        self._allocated_at.update((event.storage, before + index) for index, event in enumerate(events))
+        return made
+
+    def _apart(self, value: Any, is_apart: Callable[[int], bool]) -> Any:
+        """Return nested tensors with others in the place of views of weights, which may be copied to another device.
+
+        Args:
+            value: the tensors.
+            is_apart: whether views of the weight with this storage are meant.
+        """
+        views = {
+            id(tensor): self._owners[key]
+            for tensor in iter_tensors(value)
+            if (key := tensor.untyped_storage()._cdata) in self._owners and is_apart(key)
+        }
+        if not views:
+            return value
+        made: dict[int, torch.Tensor] = {}
+
+        def apart(tensor: torch.Tensor) -> torch.Tensor:
+            unit = views.get(id(tensor))
+            if unit is None:
+                return tensor
+            if id(tensor) not in made:
+                made[id(tensor)] = self._stand_in(tensor, _like, unit, view_of=unit)
+            return made[id(tensor)]
+
+        return map_tensors(apart, value)
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """Return the number of the storage of `tensor` in the events; `OUTSIDE` if it is not recorded."""
@@ -407,14 +446,19 @@ class Recorder(TorchDispatchMode):
 
         given: list[set[int]] = []
 
-        def before(args: Any, kwargs: Any) -> None:
+        def before(args: Any, kwargs: Any) -> tuple[Any, Any]:
+            if is_placed and not self._units:
+                args, kwargs = self._apart((args, kwargs), lambda key: unit not in self._sharing[key])
             given.append({id(tensor) for tensor in iter_tensors((args, kwargs), registered=True)})
             self.events.append(Enter(unit, self._tensors((args, kwargs))))
             if is_placed:
                 self._units.append(unit)
+            return args, kwargs
 
-        def after(output: Any, args: Any, kwargs: Any) -> None:
+        def after(output: Any, args: Any, kwargs: Any) -> Any:
             known = given.pop()
+            if is_placed and len(self._units) == 1:
+                output = self._apart(output, lambda key: unit in self._sharing[key])
             written = [each for each in iter_tensors((args, kwargs), registered=True) if id(each) not in known]
             outputs = self._tensors((output, written))
             if isinstance(output, GeneratorType):  # runs later, between units, on the unit's device
@@ -424,6 +468,7 @@ class Recorder(TorchDispatchMode):
                 self._units.pop()
                 self._last_place = OUTSIDE if is_lookup else unit
                 self._places.update((number, self._last_place) for number, _ in outputs)
+            return output
 
         self._wrap(module, "forward", before, after)
         for name in methods_of(module) if is_placed else ():
@@ -436,24 +481,26 @@ class Recorder(TorchDispatchMode):
         """
         sources: list[int | None] = []  # of each running call: the storage of its first input; None: not followed
 
-        def before(args: Any, kwargs: Any) -> None:
+        def before(args: Any, kwargs: Any) -> tuple[Any, Any]:
             first = None if unit in self._units else first_tensor((args, kwargs))
             sources.append(None if first is None else self.number_of(first))
             if first is not None:
                 self.events.append(Enter(unit, self._tensors((args, kwargs))))
                 self._units.append(unit)
                 self._methods.add(len(self._units))
+            return args, kwargs
 
-        def after(output: Any, args: Any, kwargs: Any) -> None:
+        def after(output: Any, args: Any, kwargs: Any) -> Any:
             source = sources.pop()
             if source is None:
-                return
+                return output
             outputs = self._tensors(output)
             self._methods.discard(len(self._units))
             self._units.pop()
             self.events.append(Leave(unit, outputs, source))
             self._last_place = self._places.get(source, OUTSIDE)
             self._places.update((number, self._last_place) for number, _ in outputs)
+            return output
 
         self._wrap(module, name, before, after)
 
@@ -461,20 +508,25 @@ class Recorder(TorchDispatchMode):
         self,
         module: nn.Module,
         name: str,
-        before: Callable[[Any, Any], None],
-        after: Callable[[Any, Any, Any], None],
+        before: Callable[[Any, Any], tuple[Any, Any]],
+        after: Callable[[Any, Any, Any], Any],
     ) -> None:
         """Wrap a module's forward or another method, as dispatching replaces it: some models call it without the
-        module's hooks."""
+        module's hooks.
+
+        Args:
+            module: the module.
+            name: the method.
+            before: takes its arguments and returns those that it is called with.
+            after: takes its output and arguments and returns what its caller gets.
+        """
         method = getattr(module, name)
         self._wrapped.append((module, name, module.__dict__.get(name)))
 
         @functools.wraps(method)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            before(args, kwargs)
-            output = method(*args, **kwargs)
-            after(output, args, kwargs)
-            return output
+            args, kwargs = before(args, kwargs)
+            return after(method(*args, **kwargs), args, kwargs)
 
         module.__dict__[name] = recorded
 
@@ -495,7 +547,7 @@ class Recorder(TorchDispatchMode):
         arguments = inspect.signature(type(module).forward)
         shares = tuple(module.get_parameter(name).nbytes // count for name in expert_names(module))
 
-        def before(args: Any, kwargs: Any) -> None:
+        def before(args: Any, kwargs: Any) -> tuple[Any, Any]:
             _, tokens, index, weights = arguments.bind(module, *args, **kwargs).args
             self._choice = RouterChoice(index.shape[0], index.shape[1], count)
             implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
@@ -511,10 +563,12 @@ class Recorder(TorchDispatchMode):
                 shares,
             )
             self.events += [route, Operation(Work(ROUTE))]
+            return args, kwargs
 
-        def after(_output: Any, _args: Any, _kwargs: Any) -> None:
+        def after(output: Any, _args: Any, _kwargs: Any) -> Any:
             self._choice = None
             self.events.append(Routed())
+            return output
 
         self._wrap(module, "forward", before, after)
 
@@ -546,3 +600,9 @@ class Recorder(TorchDispatchMode):
                 del self._numbers[key]
 
         return died
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same memory layout as a view, in memory of its own."""
+    found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return found.requires_grad_(tensor.requires_grad)

@@ -32,6 +32,9 @@ class Allocate:
 
     What is computed from weights alone lies where these do: on the device of the first of the units `weights` that is
     on an accelerator, else in host memory.
+
+    A view of a weight takes nothing where the weight lies. One that a unit returns, or is handed, is an event of its
+    own, as it may be copied elsewhere: it names the unit of the weight, `view_of`.
     """
 
     storage: int
@@ -40,6 +43,7 @@ class Allocate:
     others: tuple[tuple[int, int], ...] = ()
     brought_to: int | None = None
     weights: tuple[int, ...] = ()
+    view_of: int | None = None
 
 
 @dataclass(frozen=True)
@@ -388,7 +392,7 @@ def condense(events: Iterable[Event]) -> Iterator[Event]:
 
 def _is_elsewhere(event: Event) -> bool:
     """Return whether a storage that is allocated in a unit may lie on another device, or read others that do."""
-    return isinstance(event, Allocate) and bool(event.weights or event.others)
+    return isinstance(event, Allocate) and bool(event.weights or event.others or event.view_of is not None)
 
 
 def _together(events: Sequence[Event]) -> Iterator[Event]:
