@@ -21,7 +21,7 @@ from ..transfer.fetcher import Fetcher
 from ..weights.block import Block
 from ..weights.data_use import checksums
 from ..weights.visits import VisitOrder
-from .kept_views import replace_kept
+from .kept_views import MOST_MEMBERS, replace_kept
 
 K = TypeVar("K", bound=Hashable)
 
@@ -180,12 +180,21 @@ class BlockSlot(Slot[Block]):
         """Return ``compute(*args)``; the weights in it, and those that the computation keeps, are copied."""
         block, before = self.content, self._uses()
         output = self.copied_out(compute(*args))
-        if block is not None and (block.keeps_views is not False or self._uses() > before):
-            self.copy_kept(block, args)
+        if block is not None:
+            keeps = self._uses() > before
+            if keeps or block.keeps_views is not False:
+                # The first forwards are looked at anyway: references of another thread's may have ended meanwhile.
+                self.copy_kept(block, args, None if keeps else MOST_MEMBERS)
         return output
 
-    def copy_kept(self, block: Block, args: tuple[Any, ...]) -> None:
-        """Replace what a forward of `block` has kept of this slot's memory, in its arguments and its modules."""
+    def copy_kept(self, block: Block, args: tuple[Any, ...], most: int | None = None) -> None:
+        """Replace what a forward of `block` has kept of this slot's memory, in its arguments and its modules.
+
+        Args:
+            block: The block.
+            args: The arguments of the forward.
+            most: Members that are looked at; None: all.
+        """
         hosts = {id(view): tensor.value for view, tensor in zip(self.views.get(block, ()), block.tensors)}
 
         def replaced(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,7 +203,7 @@ class BlockSlot(Slot[Block]):
             return found
 
         own = {id(weights) for tensor in block.tensors for weights, _ in tensor.second_places}
-        block.keeps_views = replace_kept((*args, *block.modules()), replaced, own) or bool(block.keeps_views)
+        block.keeps_views = replace_kept((*args, *block.modules()), replaced, own, most) or bool(block.keeps_views)
 
     def _uses(self) -> int:
         """Return how many references there are to this slot's memory and to the tensors that view it."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from bigmodel import dispatch_model, undispatch
-from bigmodel.dispatch.streaming.kept_views import replace_kept
+from bigmodel.dispatch.streaming.kept_views import MOST_MEMBERS, replace_kept
 
 from ...accelerators import at
 
@@ -144,3 +144,69 @@ def test_classes_and_members_of_enumerations_are_left_alone() -> None:
         dispatch_model(model, {"": "cpu"}, main_device=at(0), no_split_module_classes=["Described"])
         found = model(x.to(at(0)))
     assert torch.equal(found.cpu(), expected.cpu())
+
+
+class Sample:
+    """One of many in a data set; counts how often somebody looks into one."""
+
+    looks = 0
+
+    def __init__(self) -> None:
+        self.row: torch.Tensor | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__dict__":
+            Sample.looks += 1
+        return super().__getattribute__(name)
+
+
+class WithData(nn.Module):
+    """Holds a data set, in whose last sample it may keep a row of its weight."""
+
+    def __init__(self, data: list[Any], keeps: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.data, self.keeps = {"train": data}, keeps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.keeps:
+            self.data["train"][-1].row = self.weight.detach()[0]
+        return x @ self.weight
+
+
+@pytest.mark.usefixtures("every_accelerator")
+def test_a_large_data_set_is_looked_through_only_if_a_forward_keeps_something() -> None:
+    data = [Sample() for _ in range(MOST_MEMBERS + 1)]
+    torch.manual_seed(0)
+    model = nn.Sequential(*(WithData(data, keeps=False) for _ in range(3)))
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    Sample.looks = 0
+    with torch.no_grad():
+        for _ in range(2):
+            model(torch.ones(2, WIDTH))
+    assert Sample.looks == 0
+
+    own = [[*data[:-1], Sample()] for _ in range(3)]
+    keeping = nn.Sequential(*(WithData(each, keeps=True) for each in own))
+    rows = [block.weight.detach()[0].clone() for block in keeping]
+    dispatch_model(keeping, {"": "cpu"}, main_device=at(0))
+    with torch.no_grad():
+        for _ in range(2):
+            keeping(torch.ones(2, WIDTH))
+            assert all(torch.equal(each[-1].row.cpu(), row) for each, row in zip(own, rows, strict=True))
+
+
+def test_members_are_looked_at_level_by_level_up_to_a_number() -> None:
+    old, new = torch.zeros(1), torch.ones(1)
+    holder = SimpleNamespace(long=[old] * 50, short=[old], deep=[[[old] * 2]])
+
+    def shown(most: int | None) -> list[list[bool]]:
+        found: Any = copy.copy(holder)
+        found.long, found.short, found.deep = list(holder.long), list(holder.short), [[list(holder.deep[0][0])]]
+        replace_kept([found], lambda tensor: new if tensor is old else tensor, most=most)
+        return [[each is new for each in members] for members in (found.long, found.short, found.deep[0][0])]
+
+    assert shown(None) == [[True] * 50, [True], [True] * 2]
+    assert shown(8) == [[False] * 50, [True], [True] * 2]
+    assert shown(7) == [[False] * 50, [True], [False] * 2]
+    assert shown(2) == [[False] * 50, [False], [False] * 2]
