@@ -43,6 +43,7 @@ from tests.examples import few, some
 from tests.marks import slow_but
 from tests.preloaded import run
 
+from ..plan.machines import machine
 from .mixtures import EXPERT_BYTES, mixtral
 from .models import llama, stack
 
@@ -162,6 +163,22 @@ def test_fewer_experts_are_cached_where_an_accelerator_has_no_room_for_the_defau
     assert any("layers" in part.name for part in found.streamed)
     # These routers choose no experts that take all chunks of the cache, as the worst do.
     assert 0.9 * found.devices[0].total < peak(deep_mixtral(), found) <= found.devices[0].total <= budget
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
+@pytest.mark.parametrize(("per_token", "batch"), [(1, 1), (2, 3), (4, 1)])
+def test_experts_that_the_host_computes_in_part_keep_within_the_plan(
+    implementation: str, per_token: int, batch: int
+) -> None:
+    model = deep_mixtral(per_token)
+    model.set_experts_implementation(implementation)
+    profile = profile_model(model, batch_size=batch, context_length=4, device_type="virtual")
+    budget = {0: profile.weights // 3 + profile.activations, "cpu": "1GB"}
+    found = plan(profile, budget, offload="auto", machine=machine(link=1e9, accelerator=1e-11))
+    assert found.expert_split is not None
+    assert peak(model, Plan.from_json(found.to_json())) <= found.devices[0].total <= budget[0]
+    assert sum(each["on_host"] for each in model.dispatch_stats()["experts"].values()) > 0
 
 
 Routing = Callable[[int, int, int, int], torch.Tensor]

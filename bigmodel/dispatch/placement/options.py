@@ -169,7 +169,7 @@ def offload_of(plan: Plan) -> str | None:
     """Return how a plan offloads: "stream", "compute", or "auto" for both; None if it offloads nothing."""
     if plan.main_device == HOST:
         return None
-    if plan.computed_below:
+    if plan.computed_below or plan.expert_split is not None:
         return "auto"
     computed = any(part.runs_on == HOST and part.kind != LOOKUP for part in plan.parts)
     if computed:

@@ -422,6 +422,8 @@ def reason(assignment: Assignment, index: int, profile: Profile) -> str:
     if index in assignment.computed_below:
         return "does not fit beside the rest: streamed from RAM for a prompt, computed on the CPU in steps"
     if is_accelerator(execution):
+        if assignment.expert_split is not None and storage == HOST and profile.units[index].experts:
+            return "does not fit beside the rest: streamed from RAM, where the CPU computes some experts in steps"
         turns = ", in turns over several links" if assignment.is_spread else ""
         return f"does not fit beside the rest: streamed from {source}{turns}"
     if not is_accelerator(assignment.main):

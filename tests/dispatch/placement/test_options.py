@@ -12,6 +12,7 @@ from bigmodel.devices import get_max_memory
 from bigmodel.dispatch.placement.options import PlanArguments, dtype_of, offload_of
 from bigmodel.errors import PlanError, SizeError
 from bigmodel.plan import DevicePlan, Part, Plan
+from bigmodel.plan.result.expert_split import ExpertSplit
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -101,6 +102,10 @@ def test_another_map_is_planned_as_the_first_one_was() -> None:
 )
 def test_the_way_in_which_a_plan_offloads_is_that_of_its_parts(parts: tuple[Part, ...], way: str | None) -> None:
     assert offload_of(replace(PLAN, parts=parts)) == way
+
+
+def test_a_plan_that_has_the_host_compute_experts_offloads_both_ways() -> None:
+    assert offload_of(replace(PLAN, expert_split=ExpertSplit(1.0, 1.0, 0.0, below=2))) == "auto"
 
 
 def test_the_dtype_of_a_plan_is_one_of_torch() -> None:
