@@ -20,7 +20,7 @@ from ...errors import DispatchError
 from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
 from .attached_forward import REPLACED_BY_HOOK
-from .dispatched import DISPATCH_ATTRIBUTES, Dispatched, dispatched
+from .dispatched import DISPATCH_ATTRIBUTES, GUARDS, Dispatched, dispatched
 from .refusals import NotCopied
 
 Attach = Callable[[nn.Module, ResolvedMap, Options], None]
@@ -92,7 +92,7 @@ def _added(model: nn.Module, found: Dispatched) -> Iterator[object]:
     """Yield the objects that dispatching has put into a model and its parts."""
     yield found
     yield from (*found.attachments.values(), *found.outside)
-    yield from (vars(module)["_apply"] for module in model.modules() if "_apply" in vars(module))
+    yield from (value for module in model.modules() for value in vars(module).values() if isinstance(value, GUARDS))
 
 
 def _copied(tensor: torch.Tensor, view: torch.Tensor, again: MapsAgain) -> torch.Tensor:

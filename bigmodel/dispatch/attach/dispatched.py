@@ -32,12 +32,16 @@ from ..weights.outside_use import is_marked, mark_lent, mark_offloaded, note_opt
 from ..weights.packing import WeightError
 from ..weights.parameters import Reference, take_over
 from ..weights.visits import StreamStats, together
+from . import assigning
 from .additions import Additions
 from .attached_forward import AttachedForward, Parts, innermost_running
 from .decoding import METHOD, DecodeAsResident
 from .mark import ATTRIBUTE as ATTRIBUTE
 from .refusals import NotCopied, RefuseConversion
 from .untied import UntiedWeights
+
+GUARDS = (RefuseConversion, assigning.CopiesAssigned)
+"""Classes of what takes the place of methods of all modules."""
 
 DISPATCH_ATTRIBUTES = (ATTRIBUTE, METHOD, "hf_device_map", "dispatch_stats", "__deepcopy__")
 """Names that dispatching adds to the model's own attributes."""
@@ -192,7 +196,8 @@ class Dispatched(NotCopied):
             self.forget = self.options.observer(model)
 
     def guard(self, model: nn.Module) -> None:
-        """Refuse to move or cast `model` or any part of it, but for parts that are cast in their own forward."""
+        """Refuse to move or cast `model` or any part of it, but for parts that are cast in their own forward; have
+        weights that are loaded stay on their devices."""
 
         def computing_on(module: nn.Module) -> torch.device | None:
             running = innermost_running(module)
@@ -208,6 +213,8 @@ class Dispatched(NotCopied):
         devices = {self.main_device, *(parameter.device for parameter in islice(model.parameters(), 1))}
         for module in model.modules():
             module.__dict__["_apply"] = RefuseConversion(module, devices, computing_on, streamed)
+            if assigning.METHOD not in module.__dict__:
+                module.__dict__[assigning.METHOD] = assigning.CopiesAssigned(module)
 
     def stats(self) -> dict[str, Any]:
         """Return transfer counters by target: bytes, fetches, hits, misses, seconds waited.
@@ -262,7 +269,8 @@ class Dispatched(NotCopied):
         self.aligned.clear()
         self.unpack()
         for module in model.modules():
-            module.__dict__.pop("_apply", None)
+            for name in [name for name, value in module.__dict__.items() if isinstance(value, GUARDS)]:
+                del module.__dict__[name]
         for name in DISPATCH_ATTRIBUTES:
             model.__dict__.pop(name, None)
 

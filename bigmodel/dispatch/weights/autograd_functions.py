@@ -3,6 +3,8 @@
 The operations in their forward and backward compute with copies of such weights, as others do (`outside_use`). But
 autograd takes the gradient that a function returns for a tensor where that tensor is. A weight that gets one is
 therefore copied before the function is applied, by an operation that brings the gradient back.
+
+The functions of this project are given weights on the host on purpose, and return gradients there.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class CopiesForFunctions:
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if torch.is_grad_enabled() and any(map(is_marked, args)):
+    is_own = cls.__module__.partition(".")[0] == "bigmodel"
+    if not is_own and torch.is_grad_enabled() and any(map(is_marked, args)):
         args = brought_together(args)
     return super(_SingleLevelFunction, cls).apply(*args, **kwargs)
 

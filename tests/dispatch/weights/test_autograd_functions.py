@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from bigmodel import dispatch_model, undispatch
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 
-from ...accelerators import at, two
+from ...accelerators import at, exact, two
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
 
@@ -91,6 +92,21 @@ def test_without_gradients_outputs_are_those_of_the_whole_model(where: str, tmp_
     dispatch_model(model, offload_dir=tmp_path, **WHERE[where])
     with torch.no_grad():
         torch.testing.assert_close(model(X), resident(X.to(device)).cpu(), rtol=0, atol=0 if device != "cpu" else 1e-6)
+
+
+@exact
+def test_blocks_that_are_trained_bring_no_weights_beside_their_slots() -> None:
+    peaks = []
+    for mode in (torch.no_grad(), torch.enable_grad()):
+        model, x = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))), torch.randn(2, 256)
+        dispatch_model(model, {"": "cpu"}, main_device=0)
+        before = memory_allocated(0)
+        reset_peak_memory(0)
+        with mode:
+            model(x)
+        peaks.append(max_memory_allocated(0) - before)
+        undispatch(model)
+    assert peaks[1] <= peaks[0] + 6 * x.nbytes
 
 
 def test_functions_are_as_before_after_the_last_model() -> None:
