@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from bigmodel.devices.virtual.allocator import rounded
 from bigmodel.limits import MOST_GROUPS
 from bigmodel.profile.model.experts import RouterChoice
-from bigmodel.profile.trace.expert_calls import chunk_rows, expert_calls
+from bigmodel.profile.trace.expert_calls import chunk_rows, expert_calls, host_call, split_call
 from bigmodel.profile.trace.trace import Allocate, Free, Route, Scratch
 
 ROUTE = Route(0, RouterChoice(tokens=10, per_token=2, count=4), nbytes=160, itemsize=4, weight_itemsize=4)
@@ -81,6 +82,19 @@ def test_gathering_copies_the_shares_of_all_rows_at_once() -> None:
     route = Route(0, choice, 16, "batched_mm", 4, 4, expert_tensors=(1000, 500))
     (call,) = expert_calls(route, 1)
     assert call.peak(route, [Allocate(0, 2000), Free(0), Allocate(1, 1000), Free(1)], int) == 3000
+
+
+def test_experts_that_are_viewed_on_the_host_are_not_copied_for_each_row() -> None:
+    """As "batched_mm" copies them, whose calls were recorded."""
+    route = replace(ROUTE, implementation="batched_mm", expert_tensors=(1000,))
+    copied = [Allocate(0, 20 * 1000), Free(0)]
+    assert host_call(route).peak(route, copied, int) == host_call(route).peak(route, [], int)
+    products, own, tokens = 20 * 16, 20 * (16 + 4 + 8 + 8), 160
+    assert host_call(route).peak(route, [], int) == products + own + tokens
+
+
+def test_products_from_the_host_arrive_beside_those_of_the_device() -> None:
+    assert sum(split_call(ROUTE, 4).beside) == 20 * 16 + 20 * (16 + 4 + 8 + 8) + 20 * (16 + 8)
 
 
 @given(st.lists(st.integers(1, 2000), max_size=5), st.lists(st.integers(1, 2000), max_size=5))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from bigmodel.profile.model.experts import RouterChoice
-from bigmodel.profile.trace.expert_calls import expert_calls
+from bigmodel.profile.trace.expert_calls import expert_calls, host_call, split_call
 from bigmodel.profile.trace.ledger import replay
 from bigmodel.profile.trace.trace import (
     OUTSIDE,
@@ -246,6 +246,19 @@ def test_slots_beyond_the_experts_take_no_row_counts_with_batched_mm() -> None:
     route = Route(0, RouterChoice(tokens=10, per_token=2, count=4), 100, "batched_mm")
     trace = Trace((Enter(0), route, Routed(), Leave(0)))
     assert replay(trace, {}, 0, experts={(0, 0): 7}).peak == {0: 10 * 2 * 8}
+
+
+def test_calls_of_few_tokens_take_memory_of_the_host_that_computes_some_of_their_experts() -> None:
+    route = EXPERTS.events[1]
+    assert isinstance(route, Route)
+    whole, events = replay(EXPERTS, {}, 0, experts={(0, 0): 4}), EXPERTS.events[2:5]
+    divided = replay(EXPERTS, {}, 0, experts={(0, 0): 4}, split=(11, "cpu"))
+    assert divided.peak == {
+        0: split_call(route, 4).peak(route, events, int),
+        "cpu": host_call(route).peak(route, events, int),
+    }
+    assert divided.now == {0: 100, "cpu": 0}
+    assert replay(EXPERTS, {}, 0, experts={(0, 0): 4}, split=(10, "cpu")).peak == whole.peak
 
 
 def test_experts_that_may_not_all_fit_take_the_peak_of_the_worst_routing() -> None:
