@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from ..checkpoint import Checkpoint
 from ..devices import HOST, DeviceLike
+from ..devices.default_dtype import changing_default_dtype
 from ..devices.empty import init_empty_weights
 from ..errors import CheckpointFormatError
 from ..plan import Plan
@@ -168,7 +169,7 @@ def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_
     config = _config(folder, trust_remote_code)
     wanted = config.dtype if dtype == "auto" else torch_dtype(dtype)
     builder = _class_of(config, trust_remote_code)
-    with init_empty_weights():
+    with changing_default_dtype(), init_empty_weights():
         model: PreTrainedModel = builder(config, dtype=wanted or torch.float32)
     model.tie_weights()
     hold_as_stored(model, folder)

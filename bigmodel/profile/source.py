@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..devices.default_dtype import changing_default_dtype
 from ..errors import PlanError
 from ..quantized.recognise import quantization_config
 from ..quantized.replace import use_stored_weights
@@ -54,7 +55,7 @@ def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
     source.weight_files()  # refuses a source that cannot be loaded
     wanted = _auto_dtype(config, source) if dtype == "auto" else torch_dtype(dtype)
     model_class = _model_class(config, source.name)
-    with torch.device("meta"):
+    with changing_default_dtype(), torch.device("meta"):
         model: nn.Module = model_class._from_config(config, dtype=wanted)
     if quantization_config(source.config_dict()) is not None:
         sample = source.sampled_headers()
