@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -137,6 +138,59 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     with watching(progress.report):
         placed = from_pretrained(model, per_pass=False, **options)  # the engine holds keys and values itself
     return Loaded(placed, tokenizer, get_plan(placed), images=images, checkpoint=checkpoint_digest(source))
+
+
+class PlannedModel:
+    """A model that is planned before it is loaded, with what is left of budgets then.
+
+    Args:
+        model: A folder or a Hub id.
+        options: Those of :func:`load`; ``device_map`` is a strategy, and ``max_memory`` is not among them.
+    """
+
+    def __init__(self, model: str, options: LoadOptions) -> None:
+        self.model = model
+        self._options = options
+
+    @cached_property
+    def _workload(self) -> LoadOptions:
+        """The options, with inputs of images for a model that takes them."""
+        options: LoadOptions = {**self._options}
+        trusted = options.get("trust_remote_code", False)
+        load_images(self.model, load_tokenizer(self.model, options.get("revision"), trusted), options)
+        return options
+
+    def plan(self, budgets: Mapping[int | str, int]) -> Plan:
+        """The plan within ``budgets``, in bytes by device key; no weight is read.
+
+        Raises BudgetError for a model that does not fit them.
+        """
+        from bigmodel.plan import make_plan
+
+        options = self._workload
+        offload = options.get("offload", "stream")
+        return make_plan(
+            self.model,
+            {key: size for key, size in budgets.items()},  # noqa: C416 (a mapping's keys are invariant)
+            str(options.get("device_map", "auto")),
+            options.get("batch_size", 1),
+            options.get("context_length"),
+            options.get("dtype", "auto"),
+            offload_dtype=options.get("offload_dtype"),
+            host_kernels=options.get("host_kernels"),
+            objective=None if offload == "stream" else "latency",  # that depends on measured speeds
+            offload=offload,
+            per_pass=False,
+            sample_inputs=options.get("sample_inputs"),
+            padded=options.get("padded", True),
+            revision=options.get("revision"),
+        )
+
+    def load(self, plan: Plan, progress: Loading) -> Loaded:
+        """Load it as planned."""
+        options: LoadOptions = {**self._options, "device_map": plan}
+        options.pop("offload", None)  # the plan says what is streamed
+        return load(self.model, progress=progress, **options)
 
 
 def load_images(model: str, tokenizer: Any, options: LoadOptions) -> ImageSupport | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -13,12 +15,18 @@ from . import model_options as shared
 from .interrupts import ending_at_once
 
 if TYPE_CHECKING:
+    from bigmodel.devices import DeviceLike
     from bigmodel.server import Loaded, Loading, Settings
     from bigmodel.server.http.keys import ApiKey
-    from bigmodel.server.loading import Loader, LoadOptions
+    from bigmodel.server.loading import Loader, LoadOptions, PlannedModel
 
 Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on.")]
 Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+_MODELS = typer.Argument(
+    metavar="MODEL...",
+    help="A folder with a checkpoint, or a Hub id; several share the budgets. NAME=MODEL sets its name in the API.",
+)
+Models: TypeAlias = Annotated[list[str], _MODELS]
 Name: TypeAlias = Annotated[str | None, typer.Option(help="Model name in the API (default: the model's own).")]
 _KEYS = typer.Option(help="API key that clients must send; may be repeated.", envvar="BIGMODEL_API_KEY")
 Keys: TypeAlias = Annotated[list[str] | None, _KEYS]
@@ -63,6 +71,10 @@ _TELEMETRY = typer.Option(
     "--telemetry", help="Make spans of OpenTelemetry; its environment variables say where they go."
 )
 TelemetryFlag: TypeAlias = Annotated[bool, _TELEMETRY]
+_KEEP = typer.Option(min=0.001, help="Unload a model after so many seconds without requests (default: never).")
+KeepAlive: TypeAlias = Annotated[float | None, _KEEP]
+_LOAD_TIMEOUT = typer.Option(min=0.001, help="Longest time in seconds that a request waits for its model to be loaded.")
+LoadTimeout: TypeAlias = Annotated[float, _LOAD_TIMEOUT]
 Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, balanced by Ray Serve.")]
 _CLUSTER = typer.Option(help="Address of the Ray cluster for replicas; auto: a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
@@ -82,7 +94,7 @@ Log: TypeAlias = Annotated[LogLevel, typer.Option(help="How much to log.")]
 
 
 def serve(
-    model: shared.Model,
+    model: Models,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     served_model_name: Name = None,
@@ -115,16 +127,22 @@ def serve(
     tool_parser: ToolParser = "auto",
     reasoning_parser: ReasoningParser = "auto",
     telemetry: TelemetryFlag = False,
+    keep_alive: KeepAlive = None,
+    load_timeout: LoadTimeout = 120.0,
     replicas: Replicas = 1,
     ray_address: Cluster = None,
     log_level: Log = LogLevel.INFO,
 ) -> None:
-    """Serve MODEL over HTTP, batched: OpenAI's and Anthropic's interfaces, embeddings, ranking, and a web page at /."""
+    """Serve MODEL over HTTP, batched: OpenAI's and Anthropic's interfaces, embeddings, ranking, and a web page at /.
+
+    Several are loaded when a request asks for them, and unloaded when another needs their memory.
+    """
     with ending_at_once():  # until the server takes over the signals, there is nothing to undo
         from bigmodel.devices import parse_size
         from bigmodel.server import EngineOptions, Settings
         from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
-        from bigmodel.server.loading import LoadOptions, display_name, parse_max_memory
+        from bigmodel.server.loading import LoadOptions, parse_max_memory
+        from bigmodel.server.models.named import named_models
 
         keys = (*(api_key or ()), *(_keys(api_key_file) if api_key_file else ()))
         kv_bytes = None if kv_memory is None else parse_size(kv_memory)
@@ -142,9 +160,14 @@ def serve(
             prefix_folder=prefix_cache,
             prefix_folder_bytes=parse_size(prefix_cache_size),
         )
-        name = served_model_name or display_name(model)
+        models = named_models(model)
+        first = next(iter(models))
+        several = len(models) > 1
+        if several:
+            replicated = replicas > 1 or ray_address is not None
+            _refuse_for_several(served_model_name, draft_model, replicated, trust_remote_code)
         settings = Settings(
-            name,
+            served_model_name or first,
             keys,
             None if max_body is None else parse_size(max_body),
             request_timeout,
@@ -153,10 +176,12 @@ def serve(
             tool_parser,
             reasoning_parser,
             telemetry,
+            keep_alive,
+            load_timeout,
         )
+        budgets = parse_max_memory(max_memory)
         options = LoadOptions(
             device_map=device_map,
-            max_memory=parse_max_memory(max_memory),
             dtype=dtype,
             revision=revision,
             trust_remote_code=trust_remote_code,
@@ -167,7 +192,10 @@ def serve(
             batch_size=max_sequences or DEFAULT_SEQUENCES,
             context_length=max_model_len,
         )
-        load_all = partial(_load, model, draft_model, options)
+        if several:
+            raise typer.Exit(_serve(_several(models, options, budgets), settings, host, port, log_level.value))
+        options["max_memory"] = budgets
+        load_all = partial(_load, models[first], draft_model, options)
         if replicas == 1 and ray_address is None:
             raise typer.Exit(_serve(load_all, settings, host, port, log_level.value))
     raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
@@ -190,7 +218,36 @@ def _load(model: str, draft_model: str | None, options: LoadOptions, progress: L
     return load_with_draft(model, draft_model, progress=progress, **options)
 
 
-def _serve(loader: Loader, settings: Settings, host: str, port: int, log_level: str) -> int:
+def _refuse_for_several(name: str | None, draft: str | None, replicated: bool, trusted: bool) -> None:
+    """Refuse options that mean one model."""
+    if name is not None:
+        raise typer.BadParameter("--served-model-name names one model; write NAME=MODEL for each of several")
+    if draft is not None:
+        raise typer.BadParameter("--draft-model proposes tokens for one model; serve that one alone")
+    if replicated:
+        raise typer.BadParameter("--replicas and --ray-address copy a server of one model; serve that one alone")
+    if trusted:
+        raise typer.BadParameter("--trust-remote-code: several models are planned from their configs, without code")
+
+
+@dataclass(frozen=True)
+class _Several:
+    """Several models by name, and the budgets that they share."""
+
+    models: Mapping[str, PlannedModel]
+    budgets: Mapping[int | str, int]
+
+
+def _several(
+    models: Mapping[str, str], options: LoadOptions, budgets: Mapping[DeviceLike, int | str] | None
+) -> _Several:
+    from bigmodel.server.models.budgets import server_budgets
+    from bigmodel.server.models.named import planned_models
+
+    return _Several(planned_models(models, options), server_budgets(budgets))
+
+
+def _serve(models: Loader | _Several, settings: Settings, host: str, port: int, log_level: str) -> int:
     import logging
 
     from bigmodel.server import create_app
@@ -198,9 +255,13 @@ def _serve(loader: Loader, settings: Settings, host: str, port: int, log_level: 
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s")
     listener = bind(host, port)
-    app = create_app(loader=loader, settings=settings)
+    if isinstance(models, _Several):
+        app = create_app(models=models.models, budgets=models.budgets, settings=settings)
+    else:
+        app = create_app(loader=models, settings=settings)
     address, chosen = listener.getsockname()[:2]
-    typer.echo(f"serving {settings.model_name} on {url(address, chosen)}", err=True)
+    names = ", ".join(app.state.server.models)
+    typer.echo(f"serving {names} on {url(address, chosen)}", err=True)
     code = run(app, listener, log_level=log_level)
     if app.state.server.failure is not None:
         typer.echo(f"error: {app.state.server.failure}", err=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -132,6 +133,27 @@ def kv_budget(
             of, gather = entry.kv_cache, entry.kv_gather if gathered else 0
         found[device] = _kv_bytes(device, entry, share, options, of / (of + gather) if of else 1.0)
     return KVBudget(per_token, found)
+
+
+def claimed_bytes(plan: Any, options: EngineOptions) -> dict[int | str, int]:
+    """Most bytes that a model and its engine take of each device, by the plan's device keys.
+
+    They are the plan's, and where the options ask for more keys and values than it has, these and what attention
+    gathers of them. A plan that is made anew once activations are measured may take all of its budgets.
+
+    Raises ServeError when the options ask for more than the plan leaves on a device.
+    """
+    share = _share(plan, options)
+    claimed: dict[int | str, int] = {}
+    for key, entry in plan.devices.items():
+        claimed[key] = entry.total
+        if plan.guarded and entry.budget is not None:
+            claimed[key] = entry.budget
+        elif entry.kv_cache:
+            part = entry.kv_cache / (entry.kv_cache + entry.kv_gather)
+            beyond = _kv_bytes(normalize_device(key), entry, share, options, part) - entry.kv_cache
+            claimed[key] += ceil(max(0, beyond) / part)
+    return claimed
 
 
 def plan_devices(plan: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -39,10 +40,12 @@ def build_engine(
     checkpoint: str | None = None,
     observer: Observer | None = None,
     on_failure: Callable[[BaseException], None] | None = None,
+    around_step: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Engine:
     """An engine for ``model``, not started yet; ``draft_model`` proposes tokens that the model verifies.
 
-    ``checkpoint`` is what `checkpoint_digest` returned of the model's, for options with a ``prefix_folder``.
+    ``checkpoint`` is what `checkpoint_digest` returned of the model's, for options with a ``prefix_folder``. For
+    ``around_step`` see :class:`.engine.Engine`.
     """
     options = options or EngineOptions()
     model.eval()
@@ -84,6 +87,7 @@ def build_engine(
         max_requests=sequences + options.max_queue,
         kv_bytes_per_token=budget.bytes_per_token,
         on_failure=on_failure,
+        around_step=around_step,
     )
 
 

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 
@@ -55,7 +56,7 @@ class Engine:
 
     ``max_requests`` bounds the sequences accepted and not finished, running ones included; past it :meth:`submit`
     raises :class:`QueueFullError`. ``on_failure`` is called once, from the engine's thread, when a step raises; every
-    request has been failed by then.
+    request has been failed by then. Steps are computed within the context that ``around_step`` returns.
     """
 
     def __init__(
@@ -65,13 +66,17 @@ class Engine:
         max_requests: int,
         kv_bytes_per_token: Mapping[str, int] | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
+        around_step: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.core = core
         self.max_requests = max_requests
         self.kv_bytes_per_token = dict(kv_bytes_per_token or {})
         self.state = State.NEW
         self.failure: BaseException | None = None
+        self.idle_since = time.monotonic()
+        """When the last accepted request ended."""
         self._on_failure = on_failure
+        self._around_step = around_step
         self._inbox: queue.SimpleQueue[Request | Cancel | Wake] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._accepted: dict[str, int] = {}
@@ -137,10 +142,15 @@ class Engine:
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def release(self) -> None:
+        """Forget the model, its keys and values, once stopped: responses that are still being sent hold the engine."""
+        del self.core
+
     def released(self, request_id: str) -> None:
         """Called when a request has sent its last event."""
         with self._lock:
             self._accepted.pop(request_id, None)
+            self.idle_since = time.monotonic()
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -150,7 +160,8 @@ class Engine:
                 self._receive()
                 self.core.expire(time.monotonic())
                 if not self._stopping:
-                    self.core.step()
+                    with self._around_step():
+                        self.core.step()
         except BaseException as error:
             logger.exception("the engine failed; all its requests are failed")
             self._close(State.FAILED, error)

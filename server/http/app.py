@@ -1,21 +1,20 @@
-"""The application: routes over one engine, which exists from the start or is loaded in the background."""
+"""The application: routes over one model, which exists from the start or is loaded in the background, or several."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import Response
 
 from bigmodel import __version__
-from bigmodel.errors import BigModelError
-from bigmodel.server.engine.build import build_engine
+from bigmodel.devices.default_dtype import computing_beside_builds
+from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.http import (
     chat_requests,
     completions_routes,
@@ -31,14 +30,15 @@ from bigmodel.server.http.client_limits import BodyLimit, KeyGuard, RequestIds
 from bigmodel.server.http.errors import install
 from bigmodel.server.http.keys import KeyRing
 from bigmodel.server.http.metrics import Metrics
+from bigmodel.server.http.metrics_of_models import MetricsOfModels
 from bigmodel.server.http.respond import ClientGoneError
 from bigmodel.server.http.state import ServerState, Settings
 from bigmodel.server.http.status import OwnReports
 from bigmodel.server.http.telemetry import Telemetry
-from bigmodel.server.loading import Loaded, Loader, LoadingCancelledError
-from bigmodel.server.text.codec import TextCodec
-
-logger = logging.getLogger(__name__)
+from bigmodel.server.loading import Loaded, Loader, PlannedModel
+from bigmodel.server.models.pool import ModelPool
+from bigmodel.server.models.running import RunningModel
+from bigmodel.server.models.served import ServedModel
 
 _ROUTES = (
     chat_requests,
@@ -51,7 +51,6 @@ _ROUTES = (
     get_routes,
     reference,
 )
-_PATIENCE = 5.0  # seconds that a cancelled loader has to end
 
 
 def create_app(
@@ -60,6 +59,8 @@ def create_app(
     plan: Any = None,
     *,
     loader: Loader | None = None,
+    models: Mapping[str, PlannedModel] | None = None,
+    budgets: Mapping[int | str, int] | None = None,
     settings: Settings | None = None,
     model_name: str | None = None,
     on_failure: Callable[[BaseException], None] | None = None,
@@ -71,23 +72,36 @@ def create_app(
         tokenizer: Its transformers tokenizer.
         plan: The plan that the model was placed by.
         loader: Loads the model in a thread once the application starts; ``/ready`` answers 503 until it is done.
+        models: Several models by name, the alternative to both: the first is loaded once the application starts, others
+            when a request asks for them. Those that do not fit beside one that is asked for are unloaded.
+        budgets: Bytes of each device for all ``models`` together, as `server_budgets` returns them.
         settings: Settings of the server.
         model_name: Name of the model for clients; overrides that of the settings.
-        on_failure: Called from another thread when loading or the engine fails.
+        on_failure: Called from another thread when loading the only model, or an engine, fails.
 
     Raises:
-        ValueError: Neither or both of model and loader are given.
+        ValueError: Not exactly one of model, loader and models is given, or models without budgets.
     """
-    if (model is None) == (loader is None):
-        raise ValueError("give either model and tokenizer, or a loader")
+    if [model is None, loader is None, models is None].count(False) != 1:
+        raise ValueError("give either model and tokenizer, or a loader, or models")
+    if models is not None and not budgets:
+        raise ValueError("several models need budgets, as server_budgets returns them")
     settings = settings or Settings(model_name or "bigmodel")
+    if models is not None:
+        model_name = next(iter(models))
     if model_name is not None:
         settings = replace(settings, model_name=model_name)
-    state = ServerState(settings)
-    state.metrics = Metrics(state)
-    state.reporter = OwnReports(state)
-    startup = _Startup(state, loader or (lambda _: Loaded(model, tokenizer, plan)), on_failure)
-    if loader is None:
+    if model is not None and settings.keep_alive is not None:
+        raise ValueError("a model that is given cannot be loaded again: keep_alive needs a loader, or models")
+    sources: Mapping[str, Loader | PlannedModel] = models or {
+        settings.model_name: loader or (lambda _: Loaded(model, tokenizer, plan))
+    }
+    served = [ServedModel(name, source, options=settings.engine) for name, source in sources.items()]
+    waits = len(served) > 1 or settings.keep_alive is not None
+    pool = ModelPool(served, budgets, patience=settings.load_timeout if waits else 0.0, keep_alive=settings.keep_alive)
+    state = ServerState(settings, pool)
+    startup = _Startup(state, on_failure)
+    if model is not None:
         startup.build()
 
     # FastAPI's own pages load scripts from elsewhere.
@@ -103,77 +117,67 @@ def create_app(
         app.add_middleware(KeyGuard, keys=state.keys)
     app.add_middleware(RequestIds)
     if settings.telemetry:
-        state.telemetry = Telemetry(settings.model_name)
+        state.telemetry = Telemetry()
         app.add_middleware(state.telemetry.around)
     return app
 
 
 class _Startup:
-    """Starts the engine with the application, at once or in the background, and stops it with it."""
+    """Starts the models with the application, at once or in the background, and stops them with it."""
 
-    def __init__(self, state: ServerState, loader: Loader, on_failure: Callable[[BaseException], None] | None) -> None:
+    def __init__(self, state: ServerState, on_failure: Callable[[BaseException], None] | None) -> None:
         self._state = state
-        self._loader = loader
         self._on_failure = on_failure
+        metrics = {served.name: Metrics(state, served) for served in state.models.values()}
+        state.metrics = MetricsOfModels(state, metrics) if state.several else metrics[state.first.name]
+        state.reporter = OwnReports(state)
+        # A lone model computes while none is built.
+        beside = computing_beside_builds if state.several else nullcontext
+        for served in state.models.values():
+            served.start = partial(self._running, served.name, metrics[served.name], beside)
+        state.pool.on_failure = self._not_loaded
 
-    def build(self, *, start: bool = False) -> None:
-        """Load the model and build its engine; with ``start`` the engine runs before it becomes visible to routes."""
-        state = self._state
-        loaded = self._loader(state.loading)
-        state.loading.begin("preparing the engine")
-        codec = TextCodec(loaded.tokenizer)
-        engine = build_engine(
-            loaded.model,
-            codec,
-            loaded.plan,
-            state.settings.engine,
-            draft_model=loaded.draft_model,
-            checkpoint=loaded.checkpoint,
-            observer=state.metrics,
-            on_failure=self._failed,
+    def _running(
+        self,
+        name: str,
+        observer: Observer,
+        around_step: Callable[[], AbstractContextManager[None]],
+        loaded: Loaded,
+    ) -> RunningModel:
+        settings = self._state.settings
+        return RunningModel.of(
+            name,
+            loaded,
+            settings.engine,
+            observer,
+            self._failed,
+            around_step,
+            tool_parser=settings.tool_parser,
+            reasoning_parser=settings.reasoning_parser,
         )
-        if state.on_loaded is not None:
-            state.on_loaded()
-        if start and not state.draining:
-            engine.start()
-        state.images = loaded.images
-        state.model, state.plan, state.codec, state.engine = loaded.model, loaded.plan, codec, engine
+
+    def build(self) -> None:
+        """Build the engine of a model that is there, to be started with the application."""
+        self._state.first.load({}, {}, lambda: False)
+        self._state.pool.started = True
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """The lifespan of the application."""
         state = self._state
-        if state.engine is not None:
-            state.engine.start()
-        else:
-            state.loader = threading.Thread(target=self._load, name="bigmodel-loader", daemon=True)
-            state.loader.start()
+        state.pool.start()
         try:
             yield
         finally:
-            state.draining = state.loading.cancelled = True
-            if state.loader is not None:
-                await asyncio.to_thread(state.loader.join, _PATIENCE)
-            if state.engine is not None:
-                await asyncio.to_thread(state.engine.stop)
-            await asyncio.to_thread(state.close)
+            state.draining = True
+            await state.pool.close()
             if state.telemetry is not None:
                 await asyncio.to_thread(state.telemetry.close)
 
-    def _load(self) -> None:
-        try:
-            self.build(start=True)
-        except LoadingCancelledError:
-            return
-        except BaseException as error:
-            # Our own errors need no traceback; the caller of the server reports them.
-            logger.error("loading failed", exc_info=None if isinstance(error, BigModelError) else error)
+    def _not_loaded(self, error: BaseException) -> None:
+        """Loading a model has failed: without another one that is the end."""
+        if not self._state.several:
             self._failed(error)
-            return
-        engine = self._state.engine
-        if engine is not None and engine.healthy:
-            core = engine.core
-            logger.info("ready: %d sequences at once, %d tokens each", core.scheduler.max_sequences, core.max_length)
 
     def _failed(self, error: BaseException) -> None:
         self._state.failure = error

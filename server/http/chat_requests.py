@@ -38,6 +38,7 @@ from bigmodel.server.http.parsing import ANY_SIZE, JSONRoute, OffLoop, end_turn,
 from bigmodel.server.http.reasoning import reasoning_budget, reasoning_variables
 from bigmodel.server.http.respond import Answer, JoinedRequests, Mailbox, respond
 from bigmodel.server.http.state import state_of
+from bigmodel.server.models.running import RunningModel
 from bigmodel.server.text.codec import TemplateError, TextCodec
 from bigmodel.server.text.images import ImageError, ImageSupport
 
@@ -47,19 +48,20 @@ router = APIRouter(route_class=JSONRoute)
 @router.post("/v1/chat/completions")
 async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
     """Answer a conversation."""
-    prepared = await prepare_chat(body, http)
-    answer = ChatAnswer(
-        f"chatcmpl-{uuid.uuid4().hex}",
-        int(time.time()),
-        state_of(http).settings.model_name,
-        body.n or 1,
-        prepared.codec,
-        logprobs=bool(body.logprobs),
-        usage=body.include_usage,
-        answer_format=prepared.form,
-        shows_reasoning=body.include_reasoning,
-    )
-    return await prepared.answer(http, answer, stream=bool(body.stream))
+    async with state_of(http).model(http, body.model) as model:
+        prepared = await prepare_chat(body, http, model)
+        answer = ChatAnswer(
+            f"chatcmpl-{uuid.uuid4().hex}",
+            int(time.time()),
+            model.name,
+            body.n or 1,
+            model.codec,
+            logprobs=bool(body.logprobs),
+            usage=body.include_usage,
+            answer_format=prepared.form,
+            shows_reasoning=body.include_reasoning,
+        )
+        return await prepared.answer(http, answer, stream=bool(body.stream))
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,6 @@ class PreparedChat:
     """A chat as the engine takes it; ``form`` tells calls and reasoning from the text of its answers."""
 
     engine: Engine
-    codec: TextCodec
     request: Request
     form: AnswerFormat | None
     mailbox: Mailbox
@@ -80,35 +81,38 @@ class PreparedChat:
 
 
 async def prepare_chat(
-    body: ChatBody, http: HTTPRequest, *, thinking: bool | None = None, usual_effort: str = "medium"
+    body: ChatBody,
+    http: HTTPRequest,
+    model: RunningModel,
+    *,
+    thinking: bool | None = None,
+    usual_effort: str = "medium",
 ) -> PreparedChat:
     """Tokenise a chat, and translate its parameters. Errors name fields of ``ChatBody``.
 
     ``thinking``: whether the model is to reason; None leaves that to the model. ``usual_effort``: the effort that is
     meant where none is given.
     """
-    state = state_of(http)
-    engine, codec = state.ready_engine()
-    state.check_model(body.model)
+    engine, codec = model.engine, model.codec
     if body.max_tokens == 0:
         raise bad_value("max_tokens", "max_tokens must be at least 1")
     check_number(engine, 1, body.n or 1)
     effort = body.reasoning_effort
     asked = thinking is not None or effort is not None
     variables = reasoning_variables(codec, thinking, effort, usual_effort) if asked else {}
-    prompt, media = await chat_inputs(body, codec, engine.core.max_length, in_turn(http), variables, state.images)
-    form, budget = answer_format(body, state, codec, prompt), body.thinking_token_budget
+    prompt, media = await chat_inputs(body, codec, engine.core.max_length, in_turn(http), variables, model.images)
+    form, budget = answer_format(body, model, prompt), body.thinking_token_budget
     params = sampling_params(
         body,
         codec,
         max_tokens=token_limit(body.limit, None, len(prompt), engine.core.max_length, "messages"),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=await grammar_of(body, state, http),
+        grammar=await grammar_of(body, model, http),
         reasoning=None if budget is None else reasoning_budget(budget, form, codec),
         kept_special=None if form is None else form.kept,
     )
-    mailbox = state.mailbox(at_once=not body.stream)
-    return PreparedChat(engine, codec, make_request(http, body, prompt, params, mailbox.sink(0), media), form, mailbox)
+    mailbox = state_of(http).mailbox(at_once=not body.stream)
+    return PreparedChat(engine, make_request(http, body, prompt, params, mailbox.sink(0), media), form, mailbox)
 
 
 # --- the tokens of a conversation -----------------------------------------------------------------------

@@ -27,6 +27,7 @@ from bigmodel.server.http.parsing import JSONRoute, OffLoop, end_turn, in_turn, 
 from bigmodel.server.http.respond import JoinedRequests, respond
 from bigmodel.server.http.state import state_of
 from bigmodel.server.http.text_bodies import CompletionBody
+from bigmodel.server.models.running import RunningModel
 from bigmodel.server.text.codec import TextCodec
 
 router = APIRouter(route_class=JSONRoute)
@@ -35,16 +36,20 @@ router = APIRouter(route_class=JSONRoute)
 @router.post("/v1/completions")
 async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
     """Continue a text, or several."""
-    state = state_of(http)
-    engine, codec = state.ready_engine()
-    state.check_model(body.model)
+    async with state_of(http).model(http, body.model) as model:
+        return await _completed(body, http, model)
+
+
+async def _completed(body: CompletionBody, http: HTTPRequest, model: RunningModel) -> Response:
+    """The response of a model."""
+    engine, codec = model.engine, model.codec
     check_number(engine, len(given_prompts(body)), body.n or 1)
     prompts = await completion_prompts(body, codec, engine.core.max_length, in_turn(http))
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:
         raise bad_value("max_tokens", "max_tokens=0 is only allowed with echo=true")
-    mailbox = state.mailbox(at_once=not body.stream)
-    grammar = await grammar_of(body, state, http)
+    mailbox = state_of(http).mailbox(at_once=not body.stream)
+    grammar = await grammar_of(body, model, http)
     requests = []
     for number, prompt in enumerate(prompts):
         params = sampling_params(
@@ -59,7 +64,7 @@ async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
     answer = CompletionAnswer(
         f"cmpl-{uuid.uuid4().hex}",
         int(time.time()),
-        state.settings.model_name,
+        model.name,
         prompts,
         body.n or 1,
         codec,

@@ -11,6 +11,8 @@ from fastapi import APIRouter
 from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
+from bigmodel.errors import ServeError
+from bigmodel.server.embedding_config import EmbeddingConfig
 from bigmodel.server.engine.compute.encoder import scores
 from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.http.errors import APIError, bad_value
@@ -18,6 +20,7 @@ from bigmodel.server.http.parsing import JSONRoute, OffLoop, in_turn
 from bigmodel.server.http.pooled_bodies import EmbeddingsBody
 from bigmodel.server.http.pooled_requests import PooledText, PooledTexts, in_parts, pooled, too_long
 from bigmodel.server.http.state import state_of
+from bigmodel.server.models.running import RunningModel
 from bigmodel.server.text.codec import TextCodec, TooManyTokensError
 
 router = APIRouter(route_class=JSONRoute)
@@ -29,21 +32,26 @@ _VALUES = 16_384
 @router.post("/v1/embeddings")
 async def embeddings(body: EmbeddingsBody, http: HTTPRequest) -> Response:
     """A vector for each text."""
-    state = state_of(http)
-    engine, codec = state.ready_engine(generating=False)
-    state.check_model(body.model)
-    if scores(state.model):
-        why = f"'{state.settings.model_name}' scores texts and gives no embeddings; ask /v1/rerank"
-        raise APIError(400, why, param="model", code="model_not_supported")
-    config = state.embedding_config()
-    _check_dimensions(body, config.width)
-    texts = _texts(body, PoolingParams(config.pooling), codec, engine.core.max_length, in_turn(http))
-    vectors = await pooled(http, engine, texts)
+    async with state_of(http).model(http, body.model, generating=False) as model:
+        config = _config(model)
+        _check_dimensions(body, config.width)
+        longest = model.engine.core.max_length
+        texts = _texts(body, PoolingParams(config.pooling), model.codec, longest, in_turn(http))
+        vectors = await pooled(http, model.engine, texts)
     _check_dimensions(body, vectors.shape[1])
-    end = json.dumps(
-        {"model": state.settings.model_name, "usage": {"prompt_tokens": texts.tokens, "total_tokens": texts.tokens}}
-    )
-    return _response(vectors, body, end)
+    usage = {"prompt_tokens": texts.tokens, "total_tokens": texts.tokens}
+    return _response(vectors, body, json.dumps({"model": model.name, "usage": usage}))
+
+
+def _config(model: RunningModel) -> EmbeddingConfig:
+    """How states become an embedding; 400 for a model whose states cannot, and for one that scores texts."""
+    if scores(model.model):
+        why = f"'{model.name}' scores texts and gives no embeddings; ask /v1/rerank"
+        raise APIError(400, why, param="model", code="model_not_supported")
+    try:
+        return model.embedding_config
+    except ServeError as error:
+        raise APIError(400, str(error), param="model", code="model_not_supported") from error
 
 
 def _check_dimensions(body: EmbeddingsBody, width: int | None) -> None:

@@ -21,7 +21,8 @@ from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.client_limits import KEY, REQUEST_ID
 from bigmodel.server.http.errors import APIError, bad_value
 from bigmodel.server.http.parsing import ANY_SIZE, OffLoop, in_thread, in_turn, turn
-from bigmodel.server.http.state import ServerState, state_of
+from bigmodel.server.http.state import state_of
+from bigmodel.server.models.running import RunningModel
 from bigmodel.server.text.codec import TextCodec, TooManyTokensError
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -108,7 +109,7 @@ def token_limit(
     return wanted
 
 
-async def grammar_of(body: Sampling, state: ServerState, http: HTTPRequest) -> Grammar | None:
+async def grammar_of(body: Sampling, model: RunningModel, http: HTTPRequest) -> Grammar | None:
     """The compiled schema of the answer; None for free text, 400 for one that cannot be enforced."""
     field = held_to(body)
     if field is None:
@@ -119,11 +120,11 @@ async def grammar_of(body: Sampling, state: ServerState, http: HTTPRequest) -> G
     try:
         schema = _schema(body)
         # Those that were compiled before do not wait for those that are compiled now.
-        known = await in_turn(http)(ANY_SIZE, lambda: state.grammar_compiler().kept(schema))
+        known = await in_turn(http)(ANY_SIZE, lambda: model.grammar_compiler().kept(schema))
         if known is not None:
             return known
-        async with turn(state.compiling, http):
-            return await in_thread(lambda: state.grammar_compiler().compile(schema))
+        async with turn(state_of(http).compiling, http):
+            return await in_thread(lambda: model.grammar_compiler().compile(schema))
     except GrammarError as error:
         raise bad_value("tools" if field == "tool_choice" else field, str(error)) from error
 
@@ -145,10 +146,10 @@ def _schema(body: Sampling) -> dict[str, Any] | None:
     return None if wanted is None or wanted.json_schema is None else wanted.json_schema.schema_
 
 
-def answer_format(body: ChatBody, state: ServerState, codec: TextCodec, prompt: list[int]) -> AnswerFormat | None:
+def answer_format(body: ChatBody, model: RunningModel, prompt: list[int]) -> AnswerFormat | None:
     """How the answers to a chat are read; None where they are shown as the model writes them."""
-    held = held_to(body)
-    formats = ModelFormats() if held == "response_format" else state.formats(codec)
+    held, codec = held_to(body), model.codec
+    formats = ModelFormats() if held == "response_format" else model.formats
     functions = {name: function.arguments for name, function in body.functions.items()}
     strict = frozenset(name for name, function in body.functions.items() if function.strict)
     if formats.reasoning is None and not (functions and (formats.tools is not None or held)):

@@ -15,15 +15,18 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from bigmodel.server.http.state import ServerState, state_of
+from bigmodel.server.models.served import ServedModel
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
 async def models(http: HTTPRequest) -> dict[str, Any]:
-    """The one model of this server, with the fields of OpenAI's list and of Anthropic's."""
-    entry = _model_entry(state_of(http))
-    return {"object": "list", "data": [entry], "has_more": False, "first_id": entry["id"], "last_id": entry["id"]}
+    """The models of this server, with the fields of OpenAI's list and of Anthropic's."""
+    state = state_of(http)
+    entries = [_model_entry(state, served) for served in state.models.values()]
+    ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
+    return {"object": "list", "data": entries, "has_more": False, **ends}
 
 
 @router.get("/v1/models/{name:path}")
@@ -31,16 +34,16 @@ async def model(name: str, http: HTTPRequest) -> dict[str, Any]:
     """The model ``name``, or 404."""
     state = state_of(http)
     state.check_model(name)
-    return _model_entry(state)
+    return _model_entry(state, state.models[name])
 
 
-def _model_entry(state: ServerState) -> dict[str, Any]:
-    name = state.settings.model_name
+def _model_entry(state: ServerState, served: ServedModel) -> dict[str, Any]:
+    name = served.name
     entry: dict[str, Any] = {"id": name, "object": "model", "created": state.created, "owned_by": "bigmodel"}
     created = datetime.fromtimestamp(state.created, timezone.utc).isoformat()
     entry |= {"type": "model", "display_name": name, "created_at": created, "lifecycle": "active"}
-    if state.engine is not None:
-        entry["max_model_len"] = state.engine.core.max_length
+    if served.longest:
+        entry["max_model_len"] = served.longest
     return entry
 
 
@@ -55,28 +58,34 @@ async def health(http: HTTPRequest) -> JSONResponse:
 @router.get("/ready")
 @router.head("/ready", include_in_schema=False)
 async def ready(http: HTTPRequest) -> JSONResponse:
-    """200 when requests are accepted; 503 while loading (with progress), draining, or failed."""
+    """200 when requests are accepted; 503 while loading (with progress), draining, or failed.
+
+    Of several models it is the first that is loaded at the start.
+    """
     state = state_of(http)
     if state.failed:
         return JSONResponse({"status": "failed"}, 503)
     if state.draining:
         return JSONResponse({"status": "draining"}, 503)
-    if state.engine is None:
-        loading = {"status": "loading", "stage": state.loading.stage, "progress": state.loading.fraction}
+    if state.loading:
+        progress = state.first.loading
+        loading = {"status": "loading", "stage": progress.stage, "progress": progress.fraction}
         return JSONResponse(loading, 503, headers={"Retry-After": "2"})
     return JSONResponse({"status": "ready"})
 
 
 @router.get("/plan")
-def plan(http: HTTPRequest, parts: bool = True) -> dict[str, Any]:
+def plan(http: HTTPRequest, parts: bool = True, model: str | None = None) -> dict[str, Any]:
     """Placement, predicted and measured memory per device, streamed bytes, and the engine's numbers.
 
     With several replicas these are totals, and ``replicas`` lists each; ``plan`` is that of the replica that answers.
+    With several models they are those of ``model``, else of the first, and ``models`` lists all of them.
     ``parts=false`` leaves out the plans themselves, for clients that poll.
     """
-    reporter = state_of(http).reporter
-    assert reporter is not None
-    shown = reporter.plan()
+    state = state_of(http)
+    state.check_model(model)
+    assert state.reporter is not None
+    shown = state.reporter.plan(model)
     if not parts:
         for each in (shown, *shown["replicas"]):
             each["plan"] = None

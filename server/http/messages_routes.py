@@ -25,21 +25,23 @@ async def messages(body: MessagesBody, http: HTTPRequest) -> Response:
     thinking = thinking_wanted(body)
     with fields_named(FIELDS):
         chat = await as_chat(http, lambda: chat_fields(body))
-        prepared = await prepare_chat(chat, http, thinking=thinking, usual_effort=USUAL_EFFORT)
-    hidden = thinking is False or (body.thinking is not None and body.thinking.display == "omitted")
-    name, prompt = state_of(http).settings.model_name, prepared.request.prompt
-    answer = MessageAnswer(f"msg_{uuid.uuid4().hex[:24]}", name, len(prompt), prepared.form, shows_thinking=not hidden)
-    return await prepared.answer(http, answer, stream=body.stream)
+    async with state_of(http).model(http, body.model) as model:
+        with fields_named(FIELDS):
+            prepared = await prepare_chat(chat, http, model, thinking=thinking, usual_effort=USUAL_EFFORT)
+        hidden = thinking is False or (body.thinking is not None and body.thinking.display == "omitted")
+        tokens = len(prepared.request.prompt)
+        name = f"msg_{uuid.uuid4().hex[:24]}"
+        answer = MessageAnswer(name, model.name, tokens, prepared.form, shows_thinking=not hidden)
+        return await prepared.answer(http, answer, stream=body.stream)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountTokensBody, http: HTTPRequest) -> dict[str, int]:
     """The tokens of a conversation, as its answer would count them."""
-    state = state_of(http)
-    engine, codec = state.ready_engine()
-    state.check_model(body.model)
-    with fields_named(FIELDS):
-        chat = await as_chat(http, lambda: chat_fields(body))
-        variables = reasoning_variables(codec, thinking_wanted(body), chat.reasoning_effort, USUAL_EFFORT)
-        prompt, _ = await chat_inputs(chat, codec, engine.core.max_length, in_turn(http), variables, state.images)
+    async with state_of(http).model(http, body.model) as model:
+        with fields_named(FIELDS):
+            chat = await as_chat(http, lambda: chat_fields(body))
+            variables = reasoning_variables(model.codec, thinking_wanted(body), chat.reasoning_effort, USUAL_EFFORT)
+            longest, images = model.engine.core.max_length, model.images
+            prompt, _ = await chat_inputs(chat, model.codec, longest, in_turn(http), variables, images)
     return {"input_tokens": len(prompt)}

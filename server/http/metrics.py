@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: requests, tokens, latencies, memory, streaming."""
+"""Metrics of a model for Prometheus: requests, tokens, latencies, memory, streaming."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Observer, Request
 from bigmodel.server.http.state import ServerState
 from bigmodel.server.http.status import devices, streamed
+from bigmodel.server.models.running import RunningModel
+from bigmodel.server.models.served import ServedModel
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics(Observer):
-    """Records what the engine reports, in a registry of its own: several servers may share a process."""
+    """Records what a model's engine reports, in a registry of its own: several servers may share a process."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, served: ServedModel) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
         self._requests = Counter("bigmodel_requests", "Requests by outcome", ["outcome"], registry=r)
@@ -34,7 +37,8 @@ class Metrics(Observer):
         names = ["key", "kind"]
         self._of_keys = Counter("bigmodel_key_tokens", "Tokens by key and kind", names, registry=r)
         self._state = state
-        r.register(_State(state))
+        self._model = served.name
+        r.register(_State(served))
 
     def render(self) -> bytes:
         """The text format of Prometheus."""
@@ -62,7 +66,7 @@ class Metrics(Observer):
         self._requests.labels(outcome).inc()
         self._take(request, "generated", request.completion_tokens)
         if request.trace is not None and self._state.telemetry is not None:
-            self._state.telemetry.finished(request, outcome)
+            self._state.telemetry.finished(request, outcome, self._model)
         self._whole.observe(seconds)
 
     def step(self, seconds: float, sequences: int) -> None:
@@ -85,19 +89,17 @@ def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
 
 
 class _State(Collector):
-    """Values read from the server at each scrape, rather than counted as they occur."""
+    """Values read from the model at each scrape, rather than counted as they occur."""
 
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._engine()
-        yield from self._devices()
+        with self._served.reading() as running:
+            found = [] if running is None else [*self._engine(running.engine)]
+            return iter([*found, *self._devices(running)])
 
-    def _engine(self) -> Iterator[Metric]:
-        engine = self._state.engine
-        if engine is None:
-            return
+    def _engine(self, engine: Engine) -> Iterator[Metric]:
         scheduler = engine.core.scheduler
         running = len(scheduler.running)
         gauges = {
@@ -125,9 +127,9 @@ class _State(Collector):
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value)
 
-    def _devices(self) -> Iterator[Metric]:
+    def _devices(self, running: RunningModel | None) -> Iterator[Metric]:
         memory = GaugeMetricFamily("bigmodel_device_bytes", "Bytes by device and kind", labels=["device", "kind"])
-        for entry in devices(self._state):
+        for entry in [] if running is None else devices(running, self._served.loading.before):
             for kind in ("weights", "kv_used", "kv_capacity", "predicted", "budget", "allocated", "peak"):
                 if entry[kind] is not None:
                     memory.add_metric([entry["device"], kind], entry[kind])
@@ -136,7 +138,7 @@ class _State(Collector):
         waited = CounterMetricFamily(
             "bigmodel_stream_wait_seconds", "Time forwards waited for weights", labels=["device"]
         )
-        for entry in streamed(self._state):
+        for entry in [] if running is None else streamed(running):
             moved.add_metric([entry["device"], "ram"], entry["bytes_from_ram"])
             moved.add_metric([entry["device"], "disk"], entry["bytes_from_disk"])
             waited.add_metric([entry["device"]], entry["seconds_waited"])

@@ -156,7 +156,7 @@ class _JSONRequest(Request):
 
 def most_values(state: ServerState) -> int:
     """Values that a body may have."""
-    return VALUES + (0 if state.engine is None else state.engine.core.max_length)
+    return VALUES + state.longest
 
 
 def _validated(kind: type[BaseModel], body: bytes, values: int, string_bytes: int) -> Any:

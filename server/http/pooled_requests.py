@@ -125,7 +125,7 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> to
                     assert delta.vector is not None
                     if vectors is None:
                         # One tensor: thousands of small ones take a kilobyte more each, and lie among freed blocks.
-                        vectors = torch.empty(len(texts), len(delta.vector))
+                        vectors = torch.empty(len(texts), len(delta.vector), dtype=torch.float32)
                     vectors[begin + index] = delta.vector
         finally:
             joined.release()

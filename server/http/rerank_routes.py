@@ -17,7 +17,8 @@ from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.parsing import JSONRoute, OffLoop, in_turn
 from bigmodel.server.http.pooled_bodies import RerankBody
 from bigmodel.server.http.pooled_requests import PooledText, PooledTexts, in_parts, pooled, too_long
-from bigmodel.server.http.state import ServerState, state_of
+from bigmodel.server.http.state import state_of
+from bigmodel.server.models.running import RunningModel
 from bigmodel.server.text.codec import TextCodec
 
 router = APIRouter(route_class=JSONRoute)
@@ -31,15 +32,13 @@ _RESULTS = 32
 @router.post("/rerank", include_in_schema=False)
 async def rerank(body: RerankBody, http: HTTPRequest) -> Response:
     """The documents, the most relevant one first, with their scores."""
-    state = state_of(http)
-    engine, codec = state.ready_engine(generating=False)
-    state.check_model(body.model)
-    _check_scores(state)
-    texts = _pairs(body, codec, engine.core.max_length, in_turn(http))
-    found = relevance((await pooled(http, engine, texts))[:, 0], state.model.config)
+    async with state_of(http).model(http, body.model, generating=False) as model:
+        _check_scores(model)
+        texts = _pairs(body, model.codec, model.engine.core.max_length, in_turn(http))
+        found = relevance((await pooled(http, model.engine, texts))[:, 0], model.model.config)
     order = sorted(range(len(found)), key=lambda index: (-found[index], index))[: body.top_n]
     usage = {"prompt_tokens": texts.tokens, "total_tokens": texts.tokens}
-    head = {"id": f"rerank-{uuid.uuid4().hex}", "model": state.settings.model_name, "usage": usage}
+    head = {"id": f"rerank-{uuid.uuid4().hex}", "model": model.name, "usage": usage}
     documents = body.texts if body.return_documents else None
 
     def part(begin: int) -> list[str]:
@@ -61,11 +60,11 @@ def relevance(logits: torch.Tensor, config: Any) -> list[float]:
     return values
 
 
-def _check_scores(state: ServerState) -> None:
-    labels = state.model.config.num_labels if scores(state.model) else 0
+def _check_scores(model: RunningModel) -> None:
+    labels = model.model.config.num_labels if scores(model.model) else 0
     if labels != 1:
         has = f"its head has {labels} labels" if labels else "it has no head for sequence classification"
-        why = f"'{state.settings.model_name}' ranks nothing: {has}; a cross-encoder with one label is needed"
+        why = f"'{model.name}' ranks nothing: {has}; a cross-encoder with one label is needed"
         raise APIError(400, why, param="model", code="model_not_supported")
 
 

@@ -26,16 +26,17 @@ async def responses(body: ResponsesBody, http: HTTPRequest) -> Response:
     """Answer a text or a list of items, as OpenAI's responses do."""
     with fields_named(FIELDS):
         chat = await as_chat(http, lambda: chat_fields(body))
-        prepared = await prepare_chat(chat, http)
-    name = state_of(http).settings.model_name
+    async with state_of(http).model(http, body.model) as model:
+        with fields_named(FIELDS):
+            prepared = await prepare_chat(chat, http, model)
 
-    def repeated() -> tuple[dict[str, Any], str]:
-        made = head(body, name)
-        return made, json.dumps(made)
+        def repeated() -> tuple[dict[str, Any], str]:
+            made = head(body, model.name)
+            return made, json.dumps(made)
 
-    begin, begin_json = await in_turn(http)(ANY_SIZE, repeated)  # instructions and tools may be large
-    answer = ResponseAnswer(begin, begin_json, prepared.codec, prepared.form, logprobs=body.logprobs)
-    return await prepared.answer(http, answer, stream=body.stream)
+        begin, begin_json = await in_turn(http)(ANY_SIZE, repeated)  # instructions and tools may be large
+        answer = ResponseAnswer(begin, begin_json, model.codec, prepared.form, logprobs=body.logprobs)
+        return await prepared.answer(http, answer, stream=body.stream)
 
 
 def head(body: ResponsesBody, model: str) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     """
     state: ServerState = app.state.server
     use_few_arenas()
-    state.on_loaded = keep_what_is_loaded
+    state.pool.on_loaded = keep_what_is_loaded
     config = server_config(app, log_level=log_level, timeout_graceful_shutdown=5)
     logging.getLogger("uvicorn.access").addFilter(_WITHOUT_POLLING)
     _allow_files(2 * CONNECTIONS)
@@ -104,7 +104,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     threading.Thread(target=server.trim, name="bigmodel-trim", daemon=True).start()
     server.run(sockets=[listener])
     code = 1 if state.failure is not None else 130 if server.interrupted else 0
-    if state.loader is not None and state.loader.is_alive():
+    if state.pool.busy:
         # The loader cannot be interrupted in a download or a long computation: exit without waiting for it.
         logging.shutdown()
         os._exit(code)
@@ -161,9 +161,13 @@ class DrainingServer(uvicorn.Server):
                 trimmed = ended
 
     def _drain(self) -> None:
-        engine = self._state.engine
-        finished = engine is None or engine.drain(self._state.settings.drain_timeout)
-        if engine is not None and not finished and not self.force_exit:  # a second signal has said so, and ends it
-            logger.warning("%d requests did not finish in time and are ended", engine.unfinished)
-            engine.stop()  # before the connections close, so that clients receive the error
+        pool, until = self._state.pool, time.monotonic() + self._state.settings.drain_timeout
+        pool.refuse()
+        for running in pool.running:
+            running.engine.drain(0.0)  # none takes requests while another is waited for
+        for running in pool.running:
+            finished = running.engine.drain(max(0.0, until - time.monotonic()))
+            if not finished and not self.force_exit:  # a second signal has said so, and ends it
+                logger.warning("%d requests did not finish in time and are ended", running.engine.unfinished)
+                running.engine.stop()  # before the connections close, so that clients receive the error
         self.should_exit = True

@@ -1,30 +1,26 @@
-"""The state that routes share: settings, engine, tokenizer, plan."""
+"""The state that routes share: settings, models, and what has a bound."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import Request as HTTPRequest
 
-from bigmodel.errors import ServeError
-from bigmodel.server.answers.parsers.formats import AUTO, ModelFormats, check_names, formats_of
-from bigmodel.server.embedding_config import EmbeddingConfig, embedding_config
+from bigmodel.server.answers.parsers.formats import AUTO, check_names
 from bigmodel.server.engine.budget import EngineOptions
-from bigmodel.server.engine.engine import Engine
-from bigmodel.server.engine.sampling.grammar import GrammarCompiler
 from bigmodel.server.http.client_limits import Shares
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.keys import ApiKey, KeyRing
-from bigmodel.server.http.respond import Mailbox, Relay
+from bigmodel.server.http.respond import Mailbox, Relay, unless_disconnected
 from bigmodel.server.http.telemetry import Telemetry
-from bigmodel.server.loading import Loading
-from bigmodel.server.text.codec import TextCodec
-from bigmodel.server.text.images import ImageSupport
+from bigmodel.server.models.pool import LoadFailedError, ModelPool, PoolClosedError, TookTooLongError
+from bigmodel.server.models.running import RunningModel
+from bigmodel.server.models.served import ServedModel
 
 BODY_BYTES = 128 << 10
 """Bytes of a request body beside its prompt: tools, a schema, names of fields."""
@@ -48,7 +44,7 @@ class Settings:
     """Settings of the server.
 
     Args:
-        model_name: Name of the model for clients.
+        model_name: Name of the model for clients; of several, the one that is meant where a request names none.
         api_keys: Accepted API keys, as they are or with a name and limits; without any, no key is needed.
         max_body_bytes: Longest request body; None for a limit that follows from the length of the model's context.
         request_timeout: Seconds a request may take, waiting included; None for no limit. Requests may set a shorter
@@ -58,6 +54,8 @@ class Settings:
         tool_parser: Format of the model's tool calls, "auto" for that of its chat template, or "none".
         reasoning_parser: Format of its reasoning, alike.
         telemetry: Whether requests have OpenTelemetry's spans.
+        keep_alive: Seconds without requests after which a model is unloaded; None: never.
+        load_timeout: Seconds that a request waits for its model to be loaded, where models come and go.
 
     Raises:
         ServeError: A key is empty, or begins or ends with a space, or there is no such parser.
@@ -72,6 +70,8 @@ class Settings:
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
     telemetry: bool = False
+    keep_alive: float | None = None
+    load_timeout: float = 120.0
 
     def __post_init__(self) -> None:
         check_names(self.tool_parser, self.reasoning_parser)
@@ -90,55 +90,70 @@ class Reporter(Protocol):
         """Metrics in the format of Prometheus."""
         ...
 
-    def plan(self) -> dict[str, Any]:
-        """The body of GET /plan."""
+    def plan(self, model: str | None = None) -> dict[str, Any]:
+        """The body of GET /plan, about a model; None for the first."""
         ...
 
 
 @dataclass
 class ServerState:
-    """State of one application. ``engine`` and ``codec`` are None while the model loads."""
+    """State of one application.
+
+    Args:
+        settings: Settings of the server.
+        pool: Its models; None for one that has the name of the settings, and is not loaded.
+    """
 
     settings: Settings
-    engine: Engine | None = None
-    codec: TextCodec | None = None
-    model: Any = None
-    images: ImageSupport | None = None  # for models whose prompts may have images
-    plan: Any = None
-    weights: dict[str, int] | None = None  # bytes per device, counted at first use
-    loading: Loading = field(default_factory=Loading)
-    loader: threading.Thread | None = None  # while the model loads in the background
+    pool: ModelPool = None  # type: ignore[assignment]  # never after the constructor
     failure: BaseException | None = None
     draining: bool = False
-    on_loaded: Callable[[], None] | None = None  # called in the loader's thread, before the first request is taken
     created: int = field(default_factory=lambda: int(time.time()))
-    metrics: Any = None  # Metrics, set by the application
+    metrics: Any = None  # Metrics or MetricsOfModels, set by the application
     reporter: Reporter | None = None  # set by the application
     telemetry: Telemetry | None = None  # set by the application
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))  # set by the application
     large: Shares = field(default_factory=lambda: Shares(LARGE_OF_A_CLIENT, LARGE))
     parsing: Shares = field(default_factory=lambda: Shares(1, PARSING_THREADS))
     compiling: Shares = field(default_factory=lambda: Shares(1, 1))  # the worker compiles one schema at a time
-    _formats: ModelFormats | None = None
-    _embedding: EmbeddingConfig | None = None
     _relay: Relay | None = None
-    _grammars: GrammarCompiler | None = None
-    _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        if self.pool is None:
+            self.pool = ModelPool([ServedModel(self.settings.model_name)])
+        self.models = self.pool.models
+        self.first = self.pool.first
+
+    @property
+    def several(self) -> bool:
+        """Whether the server has more than one model."""
+        return len(self.models) > 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that a model takes: 0 while a lone one loads, and any number while others do."""
+        unknown = MOST_BODY_BYTES // BODY_BYTES_PER_TOKEN if self.several else 0
+        return max(served.longest or unknown for served in self.models.values())
 
     @property
     def body_limit(self) -> int:
-        """Bytes of the longest request body: while the model loads, that of any model."""
+        """Bytes of the longest request body: while a model loads, that of any model."""
         if self.settings.max_body_bytes is not None:
             return self.settings.max_body_bytes
-        batches = self.engine is not None and not self.engine.core.generates  # of many texts, each of which is bounded
-        return MOST_BODY_BYTES if batches else self.text_limit
+        for served in self.models.values():
+            if served.running is None or not served.running.engine.core.generates:
+                return MOST_BODY_BYTES  # batches of many texts, each of which is bounded
+        return self.text_limit
 
     @property
     def text_limit(self) -> int:
         """Bytes of the longest text in a request body: more than any prompt that fits the context needs."""
-        if self.engine is None or self.images is not None:
-            return MOST_BODY_BYTES
-        return min(BODY_BYTES + BODY_BYTES_PER_TOKEN * self.engine.core.max_length, MOST_BODY_BYTES)
+        longest = 0
+        for served in self.models.values():
+            if served.running is None or served.running.images is not None:
+                return MOST_BODY_BYTES
+            longest = max(longest, served.running.engine.core.max_length)
+        return min(BODY_BYTES + BODY_BYTES_PER_TOKEN * longest, MOST_BODY_BYTES)
 
     def mailbox(self, *, at_once: bool = False) -> Mailbox:
         """A mailbox of the running event loop; ``at_once`` for responses that are not streamed."""
@@ -146,74 +161,88 @@ class ServerState:
             self._relay = Relay(asyncio.get_running_loop())
         return Mailbox(self._relay, at_once=at_once)
 
-    def formats(self, codec: TextCodec) -> ModelFormats:
-        """Formats of the model's tool calls and reasoning, found at first use."""
-        if self._formats is None:
-            self._formats = formats_of(codec, self.settings.tool_parser, self.settings.reasoning_parser)
-        return self._formats
-
-    def embedding_config(self) -> EmbeddingConfig:
-        """How the model's states become an embedding, found at first use; raises a 400 where they cannot."""
-        if self._embedding is None:
-            try:
-                self._embedding = embedding_config(self.model)
-            except ServeError as error:
-                raise APIError(400, str(error), param="model", code="model_not_supported") from error
-        return self._embedding
-
-    def grammar_compiler(self) -> GrammarCompiler:
-        """The grammar compiler, made at first use. Thread-safe."""
-        with self._grammar_lock:
-            if self._grammars is None:
-                assert self.engine is not None
-                assert self.codec is not None
-                core = self.engine.core
-                self._grammars = GrammarCompiler(self.codec.tokenizer, core.vocabulary_size, core.eos_ids)
-            return self._grammars
-
-    def close(self) -> None:
-        """End the process that compiles grammars."""
-        with self._grammar_lock:
-            if self._grammars is not None:
-                self._grammars.close()
-
     @property
     def failed(self) -> bool:
-        """Whether loading or the engine has failed."""
-        return self.failure is not None or (self.engine is not None and not self.engine.healthy)
+        """Whether an engine has failed, or loading the only model."""
+        loaded = [served.running for served in self.models.values() if served.running is not None]
+        return self.failure is not None or any(not running.engine.healthy for running in loaded)
 
-    def ready_engine(self, *, generating: bool = True) -> tuple[Engine, TextCodec]:
-        """The engine and tokenizer; raises a 503 while there are none.
+    @property
+    def loading(self) -> bool:
+        """Whether the first model is being loaded at the start."""
+        return not self.pool.started and self.first.running is None
 
-        ``generating``: raises a 400 for a model that generates no text.
+    @asynccontextmanager
+    async def model(
+        self, http: HTTPRequest, name: str | None, *, generating: bool = True
+    ) -> AsyncIterator[RunningModel]:
+        """The model that a request names, which stays loaded within the context.
+
+        After it, what the model's engine has accepted keeps it.
+
+        Args:
+            http: The request. It waits for a model that is not loaded, where models come and go.
+            name: Of the model; None for the first.
+            generating: Whether it must be one that generates text.
+
+        Raises:
+            APIError: 503 while there is no engine, 404 for a name that no model has, 400 for a model that generates no
+                text.
+            ClientGoneError: The client left meanwhile.
         """
+        self._refuse_if_closed()
+        served = self.first if name is None or not self.several else self.models.get(name)
+        if served is None:
+            raise self._unknown(name)
+        if served.running is None or served.closing:
+            await self._loaded(served, http)
+        else:
+            served.leases += 1
+        try:
+            running = served.running
+            assert running is not None
+            if generating and not running.engine.core.generates:
+                why = f"'{served.name}' generates no text; it gives embeddings or scores"
+                raise APIError(400, why, param="model", code="model_not_supported")
+            self.check_model(name)
+            yield running
+        finally:
+            served.leases -= 1
+            served.last_used = time.monotonic()
+
+    def _refuse_if_closed(self) -> None:
         if self.draining:
             raise APIError(503, "the server is shutting down", code="draining", headers={"Retry-After": "5"})
         if self.failed:
             raise APIError(503, "the engine has stopped", code="engine_stopped")
-        if self.engine is None or self.codec is None:
-            raise APIError(
-                503, f"the model is loading ({self.loading.stage})", code="loading", headers={"Retry-After": "5"}
-            )
-        if generating and not self.engine.core.generates:
-            why = f"'{self.settings.model_name}' generates no text; it gives embeddings or scores"
-            raise APIError(400, why, param="model", code="model_not_supported")
-        return self.engine, self.codec
 
-    def ready_text(self) -> tuple[int, TextCodec]:
-        """Most tokens of a text, and the tokenizer; raises a 503 while there are none."""
-        engine, codec = self.ready_engine(generating=False)
-        return engine.core.max_length, codec
+    async def _loaded(self, served: ServedModel, http: HTTPRequest) -> None:
+        """Take a lease of a model once it is loaded."""
+        patience = self.pool.patience
+        if not patience:
+            why = f"the model is loading ({served.loading.stage})"
+            raise APIError(503, why, code="loading", headers={"Retry-After": "5"})
+        if self.settings.request_timeout is not None:
+            patience = min(patience, self.settings.request_timeout)
+        try:
+            await unless_disconnected(http.receive, self.pool.acquire(served, patience=patience))
+        except PoolClosedError as error:
+            raise APIError(503, str(error), code="draining", headers={"Retry-After": "5"}) from error
+        except TookTooLongError as error:
+            raise APIError(503, str(error), code="loading", headers={"Retry-After": "5"}) from error
+        except LoadFailedError as error:
+            why = f"{error}; the server's log says why, and the next request tries again"
+            raise APIError(503, why, param="model", code="loading_failed") from error
 
     def check_model(self, name: str | None) -> None:
-        """Raise a 404 unless ``name`` is the model served."""
-        if name is not None and name != self.settings.model_name:
-            raise APIError(
-                404,
-                f"the model '{name}' does not exist; this server has '{self.settings.model_name}'",
-                param="model",
-                code="model_not_found",
-            )
+        """Raise a 404 unless ``name`` is that of a model."""
+        if name is not None and name not in self.models:
+            raise self._unknown(name)
+
+    def _unknown(self, name: str | None) -> APIError:
+        known = ", ".join(f"'{each}'" for each in self.models)
+        why = f"the model '{name}' does not exist; this server has {known}"
+        return APIError(404, why, param="model", code="model_not_found")
 
 
 def state_of(http: HTTPRequest) -> ServerState:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from bigmodel.checkpoint.mapping import mapped_region
 from bigmodel.devices import max_memory_allocated, memory_allocated, normalize_device
 from bigmodel.errors import DeviceError
 from bigmodel.server.engine.budget import plan_devices
+from bigmodel.server.engine.engine import Engine
 from bigmodel.server.http.state import ServerState
+from bigmodel.server.loading import Loading
+from bigmodel.server.models.running import RunningModel
+from bigmodel.server.models.served import ServedModel
 
 
 class OwnReports:
@@ -25,25 +27,52 @@ class OwnReports:
         text: bytes = self._state.metrics.render()
         return text
 
-    def plan(self) -> dict[str, Any]:
-        """The body of GET /plan; ``replicas`` lists the servers that answer together, here none."""
-        return {"model": self._state.settings.model_name, **view(self._state), "replicas": []}
+    def plan(self, model: str | None = None) -> dict[str, Any]:
+        """The body of GET /plan; ``replicas`` lists the servers that answer together, here none.
+
+        Where there are several models, ``models`` lists each with its state and its share of the budgets.
+        """
+        state = self._state
+        served = state.first if model is None else state.models[model]
+        shown = {"model": served.name, **view(served), "replicas": []}
+        if state.several:
+            shown["models"] = [_share(each) for each in state.models.values()]
+            shown["budgets"] = _budgets(state)
+        return shown
 
 
-def view(state: ServerState) -> dict[str, Any]:
-    """The plan, bytes per device, streamed bytes and the engine's numbers, as JSON types."""
+def _budgets(state: ServerState) -> list[dict[str, Any]]:
+    """Bytes that each device may hold of all models."""
+    return [{"device": normalize_device(key), "bytes": size} for key, size in state.pool.budgets.items()]
+
+
+def _share(served: ServedModel) -> dict[str, Any]:
+    """Whether a model is loaded, the progress of its load, and most bytes that it takes of each device."""
+    there = "loading" if served.bringing else "unloading" if served.closing else "unloaded"
+    loading = served.loading if served.bringing else Loading("")
     return {
-        "plan": None if state.plan is None else json.loads(state.plan.to_json()),
-        "devices": devices(state),
-        "streamed": streamed(state),
-        "engine": _engine(state),
+        "name": served.name,
+        "state": "loaded" if served.usable else there,
+        "stage": loading.stage,
+        "progress": loading.fraction,
+        "claimed": [{"device": normalize_device(key), "bytes": size} for key, size in served.claimed.items()],
     }
 
 
-def _engine(state: ServerState) -> dict[str, Any] | None:
-    engine = state.engine
-    if engine is None:
-        return None
+def view(served: ServedModel) -> dict[str, Any]:
+    """The plan, bytes per device, streamed bytes and the engine's numbers, as JSON types."""
+    with served.reading() as running:
+        if running is None:
+            return {"plan": None, "devices": [], "streamed": [], "engine": None}
+        return {
+            "plan": None if running.plan is None else json.loads(running.plan.to_json()),
+            "devices": devices(running, served.loading.before),
+            "streamed": streamed(running),
+            "engine": _engine(running.engine),
+        }
+
+
+def _engine(engine: Engine) -> dict[str, Any]:
     core, scheduler = engine.core, engine.core.scheduler
     return {
         "state": engine.state.value,
@@ -69,55 +98,28 @@ def _engine(state: ServerState) -> dict[str, Any] | None:
     }
 
 
-def devices(state: ServerState) -> list[dict[str, Any]]:
+def devices(running: RunningModel, before: Mapping[str, int]) -> list[dict[str, Any]]:
     """One entry per device that holds part of the model, all numbers in bytes (None where unknown).
 
     ``weights``: parameters and buffers, each counted once; ``kv_used`` and ``kv_capacity``: keys and values;
     ``predicted``: the plan's total, and ``planned`` its parts; ``budget``: the plan's limit; ``allocated`` and
     ``peak``: the device's own counters; ``before``: allocated before the model was loaded (programs, libraries).
     """
-    if state.model is None:
-        return []
-    if state.weights is None:  # placement does not change while the model is served
-        state.weights = weight_bytes(state.model)
-    weights = state.weights
-    planned = plan_devices(state.plan)
-    names = list(dict.fromkeys([*weights, *planned]))
-    return [_entry(state, name, weights.get(name, 0), planned.get(name)) for name in names]
+    planned = plan_devices(running.plan)
+    names = list(dict.fromkeys([*running.weights, *planned]))
+    return [_entry(running, name, planned.get(name), before) for name in names]
 
 
-def weight_bytes(model: torch.nn.Module) -> dict[str, int]:
-    """Bytes of parameters and buffers by device, "disk" for views of a checkpoint file; tied ones once."""
-    seen: set[tuple[str, int]] = set()
-    total: dict[str, int] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        # Wrapper tensors of accelerators written in Python have no address of their own.
-        addressed = tensor.device.type in ("cpu", "cuda")
-        key = (str(tensor.device), tensor.data_ptr() if addressed else id(tensor))
-        if key in seen or not tensor.nbytes:
-            continue
-        seen.add(key)
-        name = _holder(tensor)
-        total[name] = total.get(name, 0) + tensor.nbytes
-    return total
-
-
-def streamed(state: ServerState) -> list[dict[str, Any]]:
+def streamed(running: RunningModel) -> list[dict[str, Any]]:
     """Streaming counters by device: bytes fetched from RAM and disk, seconds waited; empty if nothing streams."""
-    stats = getattr(state.model, "dispatch_stats", None)
+    stats = getattr(running.model, "dispatch_stats", None)
     if stats is None:
         return []
     return [{"device": device, **counters} for device, counters in stats().items()]
 
 
-def _holder(tensor: torch.Tensor) -> str:
-    """The device that holds a tensor's bytes; "disk" for a view of a checkpoint file."""
-    if mapped_region(tensor) is not None:
-        return "disk"
-    return normalize_device(tensor.device)
-
-
-def _entry(state: ServerState, name: str, weights: int, planned: Any) -> dict[str, Any]:
+def _entry(running: RunningModel, name: str, planned: Any, before: Mapping[str, int]) -> dict[str, Any]:
+    weights = running.weights.get(name, 0)
     entry: dict[str, Any] = {"device": name, "weights": weights, "predicted": None, "planned": None, "budget": None}
     if planned is not None:
         entry["predicted"] = int(planned.total)
@@ -127,15 +129,12 @@ def _entry(state: ServerState, name: str, weights: int, planned: Any) -> dict[st
             "other": int(planned.activations + planned.workspace + planned.slots),
         }
         entry["budget"] = None if planned.budget is None else int(planned.budget)
-    entry.update(_kv(state, name), **_counters(name), before=state.loading.before.get(name))
+    entry.update(_kv(running.engine, name), **_counters(name), before=before.get(name))
     return entry
 
 
-def _kv(state: ServerState, name: str) -> dict[str, int]:
-    if state.engine is None:
-        return {"kv_used": 0, "kv_capacity": 0}
-    per_token = state.engine.kv_bytes_per_token.get(name, 0)
-    pool = state.engine.core.scheduler.pool
+def _kv(engine: Engine, name: str) -> dict[str, int]:
+    per_token, pool = engine.kv_bytes_per_token.get(name, 0), engine.core.scheduler.pool
     return {"kv_used": per_token * pool.used, "kv_capacity": per_token * pool.capacity}
 
 

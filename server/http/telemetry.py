@@ -29,14 +29,11 @@ FLUSH_SECONDS = 3.0
 class Telemetry:
     """Makes the spans of a server.
 
-    Args:
-        model: The model's name for clients.
-
     Raises:
         ServeError: OpenTelemetry is not installed.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self) -> None:
         try:
             from opentelemetry import trace
             from opentelemetry.sdk.trace import TracerProvider
@@ -48,7 +45,6 @@ class Telemetry:
             found, self._exporter = _exporting()
         self.provider: TracerProvider = found
         self._tracer = self.provider.get_tracer("bigmodel")
-        self._model = model
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """`app`, with a span for each request that it answers."""
@@ -64,13 +60,13 @@ class Telemetry:
 
         request.trace = context.get_current()
 
-    def finished(self, request: Request, outcome: str) -> None:
-        """Make the spans of an engine request that has ended now."""
+    def finished(self, request: Request, outcome: str, model: str) -> None:
+        """Make the spans of an engine request that has ended now; ``model`` is the model's name for clients."""
         now = time.monotonic()
         started, first = request.sequences[0].started_at, request.first_token_at
         parts = [("queue", request.arrived, started or now), ("prompt", started, first or now), ("answer", first, now)]
         attributes: dict[str, str | int] = {
-            "gen_ai.request.model": self._model,
+            "gen_ai.request.model": model,
             "gen_ai.usage.input_tokens": len(request.prompt),
             "gen_ai.usage.output_tokens": request.completion_tokens,
             "bigmodel.cached_tokens": request.sequences[0].cached_tokens,

@@ -23,9 +23,8 @@ router = APIRouter(route_class=JSONRoute)
 @router.post("/tokenize")
 async def tokenize(body: TokenizeBody, http: HTTPRequest) -> Response:
     """The tokens of a text, or of a conversation in the model's chat template; 413 for more than the context has."""
-    state = state_of(http)
-    longest, codec = state.ready_text()
-    state.check_model(body.model)
+    async with state_of(http).model(http, body.model, generating=False) as model:
+        longest, codec = model.engine.core.max_length, model.codec
     run = in_turn(http)
     in_tokens = _text_tokens if body.messages is None else _chat_tokens
     tokens = await in_tokens(body, codec, longest, run)
@@ -51,9 +50,8 @@ async def _chat_tokens(body: TokenizeBody, codec: TextCodec, longest: int, run: 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, http: HTTPRequest) -> dict[str, str]:
     """The text of tokens, special ones included; 413 for more than the context has."""
-    state = state_of(http)
-    longest, codec = state.ready_text()
-    state.check_model(body.model)
+    async with state_of(http).model(http, body.model, generating=False) as model:
+        longest, codec = model.engine.core.max_length, model.codec
     highest = max(body.tokens, default=0)
     if highest >= codec.vocabulary_size:
         raise bad_value("tokens", f"token {highest} is not in the vocabulary of {codec.vocabulary_size}")

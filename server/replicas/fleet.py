@@ -75,7 +75,7 @@ class Fleet:
         live, gone = self._reports()
         return merge_metrics([report.metrics for report in live.values()], [report.metrics for report in gone.values()])
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self, model: str | None = None) -> dict[str, Any]:
         """The body of GET /plan: totals of the live replicas, and each under ``replicas`` with its name and machine."""
         live, _ = self._reports()
         each = [{"name": name, **live[name].view} for name in sorted(live)]

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from bigmodel.devices.default_dtype import computing_beside_builds
 from bigmodel.errors import ServeError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
@@ -74,7 +75,8 @@ class ImageSupport:
                 raise ImageError(f"image {number}: {error}") from error
             left -= images[-1].width * images[-1].height
         try:
-            made = self.processor(text=text, images=images, return_tensors="pt", add_special_tokens=special)
+            with computing_beside_builds():
+                made = self.processor(text=text, images=images, return_tensors="pt", add_special_tokens=special)
         except Exception as error:  # it is written for images that a user chose, and may raise anything
             raise ImageError(f"the model's processor refused the images: {type(error).__name__}") from error
         ids, media = split(made)

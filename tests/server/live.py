@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from bigmodel.server import EngineOptions, Settings, create_app
+from bigmodel.server import Engine, EngineOptions, Settings, create_app
 from bigmodel.server.http.run import server_config
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
@@ -21,6 +21,13 @@ def tiny_app(model: Any = None, *, engine: dict[str, Any] | None = None, **setti
     """The application over the tiny model."""
     options = EngineOptions(**{"kv_bytes": 64 << 20, "max_sequences": 8, **(engine or {})})
     return create_app(model or tiny_model(), tiny_tokenizer(), settings=Settings(MODEL, engine=options, **settings))
+
+
+def engine_of(app: FastAPI) -> Engine:
+    """The engine of an application's first model, which is loaded."""
+    running = app.state.server.first.running
+    engine: Engine = running.engine
+    return engine
 
 
 class _Server(uvicorn.Server):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.server.encoders import LONGEST, WIDTH, cross_encoder, encoder, encoder_app, pair_tokenizer, states
-from tests.server.live import MODEL, serving, tiny_app
+from tests.server.live import MODEL, engine_of, serving, tiny_app
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 TEXTS = ["the cat", "in", "then in the end " * 4, "a"]
@@ -124,10 +124,10 @@ def test_what_cannot_be_is_refused_by_name(served: Any, fields: dict[str, Any], 
 def test_more_dimensions_than_there_are_are_refused_before_anything_is_computed(made: Callable[[], Any]) -> None:
     app = made()
     with serving(app) as url:
-        steps = app.state.server.engine.core.steps
+        steps = engine_of(app).core.steps
         answer = ask(url, dimensions=WIDTH + 1)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "dimensions")
-        assert app.state.server.engine.core.steps == steps
+        assert engine_of(app).core.steps == steps
 
 
 @pytest.mark.slow

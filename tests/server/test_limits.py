@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.live import MODEL, serving, tiny_app
+from tests.server.live import MODEL, engine_of, serving, tiny_app
 from tests.server.serve_tiny import Gated, SlowOrBroken
 from tests.server.tiny import tiny_model
 
@@ -139,7 +139,7 @@ def test_a_full_queue_is_429_and_empties_again() -> None:
         threads = [threading.Thread(target=lambda: statuses.append(post(url, json=body()).status_code)) for _ in "ab"]
         for thread in threads:
             thread.start()
-        engine = app.state.server.engine
+        engine = engine_of(app)
         wait_until(lambda: engine.unfinished == 2)
         refused = post(url, json=body())
         assert refused.status_code == 429
@@ -156,7 +156,7 @@ def test_a_full_queue_is_429_and_empties_again() -> None:
 def test_prompts_that_do_not_all_fit_the_queue_are_all_refused() -> None:
     app, gate = gated_app(max_sequences=2, max_queue=1)
     with serving(app) as url:
-        engine = app.state.server.engine
+        engine = engine_of(app)
         first = threading.Thread(target=lambda: post(url, json=body()))
         first.start()
         wait_until(lambda: engine.unfinished == 1)
@@ -185,7 +185,7 @@ def test_health_answers_head(url: str) -> None:
 def test_a_closed_connection_frees_slot_and_memory(stream: bool) -> None:
     app = tiny_app(slow_model(0.01))
     with serving(app) as url:
-        core = app.state.server.engine.core
+        core = engine_of(app).core
         host, port = url.removeprefix("http://").split(":")
         text = json.dumps(body(max_tokens=900, stream=stream)).encode()
         with socket.create_connection((host, int(port))) as connection:
@@ -193,7 +193,7 @@ def test_a_closed_connection_frees_slot_and_memory(stream: bool) -> None:
             head += f"Content-Length: {len(text)}\r\n\r\n"
             connection.sendall(head.encode() + text)
             wait_until(lambda: core.counts.generated > 3)
-        wait_until(lambda: app.state.server.engine.unfinished == 0)
+        wait_until(lambda: engine_of(app).unfinished == 0)
         assert not core.scheduler.running
         assert core.counts.generated < 900
         assert core.scheduler.pool.used == 0
@@ -211,14 +211,14 @@ def test_a_deadline_ends_a_request() -> None:
             assert streamed.status_code == 200
             pieces = streamed.iter_text()
             text = next(pieces)
-            (running,) = app.state.server.engine.core.requests.values()
+            (running,) = engine_of(app).core.requests.values()
             assert running.deadline is not None
             running.deadline = time.monotonic()  # once the answer has begun, however busy the machine is
             text += "".join(pieces)
         *_, last, end = text.split("\n\n")
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
         assert end == ""
-        assert app.state.server.engine.core.scheduler.pool.used == 0
+        assert engine_of(app).core.scheduler.pool.used == 0
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.status import view
 from bigmodel.server.loading import load
 from bigmodel.server.replicas.fleet import Fleet, ReplicaReport, ReportBoard
-from tests.server.live import MODEL, serving, tiny_app
+from tests.server.live import MODEL, engine_of, serving, tiny_app
 from tests.server.scripted import scripted_app
 from tests.server.serve_tiny import Gated, SlowOrBroken
 from tests.server.tiny import tiny_model, tiny_tokenizer
@@ -64,7 +64,7 @@ def open_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
 def tiny_app_whose_texts_end(at: frozenset[int], model: Any = None) -> Any:
     """The application; a text ends with the first of the tokens ``at``, or when it is as long as it may be."""
     app = tiny_app(model)
-    app.state.server.engine.core.eos_ids = at
+    engine_of(app).core.eos_ids = at
     return app
 
 
@@ -135,7 +135,7 @@ def test_stopping_frees_the_slot(browser: Any) -> None:
     model = tiny_model()
     model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, 0.05)
     app = tiny_app(model)
-    app.state.server.engine.core.eos_ids = frozenset()  # or the text may end before it is stopped
+    engine_of(app).core.eos_ids = frozenset()  # or the text may end before it is stopped
     with serving(app) as url, open_page(browser, url) as page:
         page.wait_for_selector("#status.ready")
         page.fill("#max-tokens", "900")
@@ -146,7 +146,7 @@ def test_stopping_frees_the_slot(browser: Any) -> None:
         page.wait_for_selector(".message.assistant small")
         assert "stopped" in page.text_content(".message.assistant small")
         shows(page, "#running", "^0 ")
-        assert app.state.server.engine.core.counts.generated < 900
+        assert engine_of(app).core.counts.generated < 900
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_replicas_are_shown_in_sum_and_individually(browser: Any) -> None:
     state = app.state.server
     state.reporter = Fleet(state.reporter, board, "here")
     with serving(app) as url:
-        board.put("there", ReplicaReport("", {**view(state), "machine": "elsewhere"}))
+        board.put("there", ReplicaReport("", {**view(state.first), "machine": "elsewhere"}))
         with open_page(browser, url) as page:
             shows(page, "#detail", "^2 replicas")
             shows(page, "#devices > h3", "^All replicas together$")

@@ -81,7 +81,7 @@ def test_the_engine_is_visible_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> 
     start = Engine.start
 
     def watched(engine: Engine) -> None:
-        seen.append(app.state.server.engine)
+        seen.append(app.state.server.first.running)
         start(engine)
 
     monkeypatch.setattr(Engine, "start", watched)

@@ -96,7 +96,7 @@ def test_one_server_shows_its_devices_and_its_engine(url: str) -> None:
 
 def test_the_status_can_omit_plans() -> None:
     app = tiny_app()
-    app.state.server.plan = SimpleNamespace(to_json=lambda: '{"parts": []}', devices={})
+    app.state.server.first.running.plan = SimpleNamespace(to_json=lambda: '{"parts": []}', devices={})
     with serving(app) as url:
         assert httpx.get(f"{url}/plan").json()["plan"] == {"parts": []}
         assert httpx.get(f"{url}/plan?parts=false").json()["plan"] is None

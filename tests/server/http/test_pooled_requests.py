@@ -15,7 +15,7 @@ from bigmodel.server.http import pooled_requests
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.parsing import SMALL_BYTES
 from bigmodel.server.http.pooled_requests import PooledText, PooledTexts
-from tests.server.live import MODEL, serving, tiny_app
+from tests.server.live import MODEL, engine_of, serving, tiny_app
 from tests.server.serve_tiny import SlowOrBroken
 from tests.server.tiny import tiny_model
 
@@ -115,7 +115,7 @@ def test_what_a_client_that_left_has_asked_for_is_not_computed() -> None:
     model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, 0.02)
     app = tiny_app(model, engine={"prefix_cache": False})
     with serving(app) as url:
-        core = app.state.server.engine.core
+        core = engine_of(app).core
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{url}/v1/embeddings", json={"model": MODEL, "input": ["a"] * 2000}, timeout=0.3)
         steps = -1
@@ -124,4 +124,4 @@ def test_what_a_client_that_left_has_asked_for_is_not_computed() -> None:
             time.sleep(0.1)
         time.sleep(0.2)
         assert core.steps == steps < 100
-        assert app.state.server.engine.unfinished == 0
+        assert engine_of(app).unfinished == 0

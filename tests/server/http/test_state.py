@@ -5,51 +5,69 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fastapi import Request as HTTPRequest
 
 from bigmodel.errors import ServeError
 from bigmodel.server import Loading, Settings
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.state import ServerState
+from bigmodel.server.models.running import RunningModel
 from bigmodel.server.text.codec import TextCodec
 from tests.server.tiny import tiny_engine, tiny_tokenizer
 
-
-def state(**changes: Any) -> ServerState:
-    return ServerState(Settings("tiny"), **changes)
+HTTP = HTTPRequest({"type": "http"})  # nobody waits with it
 
 
+def state(stage: str = "starting", **changes: Any) -> ServerState:
+    made = ServerState(Settings("tiny"), **changes)
+    made.first.loading = Loading(stage)
+    return made
+
+
+async def refusal(server: ServerState, name: str | None = "tiny") -> APIError:
+    with pytest.raises(APIError) as refused:
+        async with server.model(HTTP, name):
+            pass
+    return refused.value
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"loading": Loading("reading")}, "loading"),
+        ({"stage": "reading"}, "loading"),
         ({"draining": True}, "draining"),
         ({"failure": OSError("the disk is gone")}, "engine_stopped"),
     ],
 )
-def test_the_error_says_why_there_is_no_engine(changes: dict[str, Any], code: str) -> None:
-    with pytest.raises(APIError) as refused:
-        state(**changes).ready_engine()
-    assert (refused.value.status, refused.value.code) == (503, code)
-    assert "disk" not in refused.value.message
+async def test_the_error_says_why_there_is_no_engine(changes: dict[str, Any], code: str) -> None:
+    refused = await refusal(state(**changes))
+    assert (refused.status, refused.code) == (503, code)
+    assert "disk" not in refused.message
 
 
-def test_the_engine_is_returned_while_it_runs() -> None:
-    engine, codec = tiny_engine(), TextCodec(tiny_tokenizer())
-    serving = state(engine=engine, codec=codec)
-    assert serving.ready_engine() == (engine, codec)
+@pytest.mark.anyio
+async def test_the_model_is_lent_while_its_engine_runs() -> None:
+    engine, serving = tiny_engine(), state()
+    served = serving.first
+    served.running = RunningModel("tiny", TextCodec(tiny_tokenizer()), engine)
+    async with serving.model(HTTP, "tiny") as model:
+        assert model is served.running
+        assert served.in_use
+    assert not served.in_use
     engine.stop()
-    with pytest.raises(APIError) as refused:
-        serving.ready_engine()
-    assert refused.value.code == "engine_stopped"
+    assert (await refusal(serving)).code == "engine_stopped"
 
 
-def test_only_the_served_model_exists() -> None:
+@pytest.mark.anyio
+async def test_only_the_served_model_exists() -> None:
     serving = state()
     serving.check_model("tiny")
     serving.check_model(None)
     with pytest.raises(APIError, match="this server has 'tiny'") as refused:
         serving.check_model("other")
     assert (refused.value.status, refused.value.param) == (404, "model")
+    assert (await refusal(serving, "other")).code == "loading"  # it is not known yet what can be answered at all
 
 
 @pytest.mark.parametrize("key", ["", " ", "sesame ", "sesame\n"])

@@ -58,13 +58,13 @@ def test_a_request_has_spans_of_waiting_prompt_and_answer(spans: Any) -> None:
 def test_without_the_extra_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ServeError, match=r"bigmodel\[otel\]"):
-        Telemetry("tiny")
+        Telemetry()
 
 
 def test_an_end_without_a_collector_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "FLUSH_SECONDS", 0.1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    made = Telemetry("tiny")
+    made = Telemetry()
     made.provider.get_tracer("test").start_span("one").end()
     made.close()
     assert not [thread for thread in threading.enumerate() if "telemetry" in thread.name]

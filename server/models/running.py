@@ -1,0 +1,156 @@
+"""A loaded model with its engine, from its start until all of its memory is given back."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any
+
+from bigmodel.devices import release_cached_memory
+from bigmodel.dispatch import undispatch
+from bigmodel.server.answers.parsers.formats import AUTO, ModelFormats, formats_of
+from bigmodel.server.embedding_config import EmbeddingConfig, embedding_config
+from bigmodel.server.engine.budget import EngineOptions
+from bigmodel.server.engine.build import build_engine
+from bigmodel.server.engine.engine import Engine
+from bigmodel.server.engine.sampling.grammar import GrammarCompiler
+from bigmodel.server.engine.scheduling.request import Observer
+from bigmodel.server.loading import Loaded
+from bigmodel.server.models.weights import weight_bytes
+from bigmodel.server.text.codec import TextCodec
+from bigmodel.server.text.images import ImageSupport
+
+
+class RunningModel:
+    """What requests need of a loaded model.
+
+    Attributes:
+        name: Its name for clients.
+        model: The model itself.
+        plan: The plan that it was placed by.
+        images: What turns images into inputs, for models whose prompts may have some.
+        codec: Its tokenizer.
+        engine: Its engine.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        codec: TextCodec,
+        engine: Engine,
+        model: Any = None,
+        plan: Any = None,
+        images: ImageSupport | None = None,
+        *,
+        tool_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> None:
+        self.name = name
+        self.codec = codec
+        self.engine = engine
+        self.model = model
+        self.plan = plan
+        self.images = images
+        self._parsers = tool_parser, reasoning_parser
+        self._grammars: GrammarCompiler | None = None
+        self._grammar_lock = threading.Lock()
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        loaded: Loaded,
+        options: EngineOptions,
+        observer: Observer | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
+        around_step: Callable[[], AbstractContextManager[None]] = nullcontext,
+        *,
+        tool_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> RunningModel:
+        """A loaded model with an engine of its own, which is not started yet; see `build_engine`."""
+        codec = TextCodec(loaded.tokenizer)
+        engine = build_engine(
+            loaded.model,
+            codec,
+            loaded.plan,
+            options,
+            draft_model=loaded.draft_model,
+            checkpoint=loaded.checkpoint,
+            observer=observer,
+            on_failure=on_failure,
+            around_step=around_step,
+        )
+        return cls(
+            name,
+            codec,
+            engine,
+            loaded.model,
+            loaded.plan,
+            loaded.images,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+        )
+
+    @cached_property
+    def formats(self) -> ModelFormats:
+        """Formats of the model's tool calls and reasoning."""
+        return formats_of(self.codec, *self._parsers)
+
+    @cached_property
+    def embedding_config(self) -> EmbeddingConfig:
+        """How the model's states become an embedding. Raises ServeError where they cannot."""
+        return embedding_config(self.model)
+
+    @cached_property
+    def weights(self) -> dict[str, int]:
+        """Bytes of weights by device: placement does not change while the model is served."""
+        return weight_bytes(self.model)
+
+    def grammar_compiler(self) -> GrammarCompiler:
+        """The grammar compiler, made at first use. Thread-safe."""
+        with self._grammar_lock:
+            if self._grammars is None:
+                core = self.engine.core
+                self._grammars = GrammarCompiler(self.codec.tokenizer, core.vocabulary_size, core.eos_ids)
+            return self._grammars
+
+    def close(self) -> None:
+        """End its engine, and the process that compiles grammars."""
+        self.engine.stop()
+        with self._grammar_lock:
+            if self._grammars is not None:
+                self._grammars.close()
+
+    def unload(self) -> None:
+        """Close it, and give back the memory of its weights, keys and values.
+
+        What is in reference cycles goes with the next collection of garbage.
+        """
+        self.close()
+        self.engine.release()
+        undispatch(self.model, "meta")  # no weight is copied to the host, and whoever holds a tensor holds no memory
+        self.model = None
+
+
+def collect() -> None:
+    """Collect garbage of models that were unloaded, and give memory that allocators keep back to their devices.
+
+    All objects are looked at, also those that `gc.freeze` has exempted: models were, once they were loaded.
+    """
+    frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    release_cached_memory()
+    if frozen:
+        gc.freeze()
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Let the frames that an error has passed, and those of what it came from, hold nothing any more."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
