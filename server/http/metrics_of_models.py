@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bigmodel.devices import normalize_device
 from bigmodel.server.http.metrics import Metrics
 from bigmodel.server.http.state import ServerState
+from bigmodel.server.models.budgets import shown_device
 
 LABEL = "model"
 
@@ -31,7 +31,7 @@ class MetricsOfModels:
         own = CollectorRegistry()
         self._requests = Counter("bigmodel_requests", "Requests by outcome", ["outcome"], registry=own)
         registries = {"": own} | {name: each.registry for name, each in models.items()}
-        budgets = {normalize_device(key): size for key, size in state.pool.budgets.items()}
+        budgets = {shown_device(key): size for key, size in state.pool.budgets.items()}
         self.registry.register(_Labelled(registries, budgets))
         self.registry.register(_Loaded(state))
 
@@ -81,5 +81,5 @@ class _Loaded(Collector):
         for served in self._state.models.values():
             loaded.add_metric([served.name], float(served.usable))
             for key, size in served.claimed.items():
-                claimed.add_metric([served.name, normalize_device(key)], size)
+                claimed.add_metric([served.name, shown_device(key)], size)
         yield from (loaded, claimed)

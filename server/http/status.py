@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bigmodel.devices import max_memory_allocated, memory_allocated, normalize_device
+from bigmodel.devices import max_memory_allocated, memory_allocated
 from bigmodel.errors import DeviceError
 from bigmodel.server.engine.budget import plan_devices
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.http.state import ServerState
 from bigmodel.server.loading import Loading
+from bigmodel.server.models.budgets import shown_device
 from bigmodel.server.models.running import RunningModel
 from bigmodel.server.models.served import ServedModel
 
@@ -43,7 +44,7 @@ class OwnReports:
 
 def _budgets(state: ServerState) -> list[dict[str, Any]]:
     """Bytes that each device may hold of all models."""
-    return [{"device": normalize_device(key), "bytes": size} for key, size in state.pool.budgets.items()]
+    return [{"device": shown_device(key), "bytes": size} for key, size in state.pool.budgets.items()]
 
 
 def _share(served: ServedModel) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def _share(served: ServedModel) -> dict[str, Any]:
         "state": "loaded" if served.usable else there,
         "stage": loading.stage,
         "progress": loading.fraction,
-        "claimed": [{"device": normalize_device(key), "bytes": size} for key, size in served.claimed.items()],
+        "claimed": [{"device": shown_device(key), "bytes": size} for key, size in served.claimed.items()],
     }
 
 

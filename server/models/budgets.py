@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from bigmodel.devices import DeviceLike
-from bigmodel.plan.result.budgets import caching_memories, read_budgets, with_headroom, within_devices
+from bigmodel.devices import DISK, DeviceLike
+from bigmodel.plan.result.budgets import caching_memories, device_name, read_budgets, with_headroom, within_devices
 from bigmodel.server.models.policy import Key
 
 logger = logging.getLogger(__name__)
@@ -27,3 +27,8 @@ def server_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> 
     for note in lowered:
         logger.warning("%s", note)
     return with_headroom(budgets) if max_memory is None else budgets
+
+
+def shown_device(key: Key) -> str:
+    """Name of a device for clients, also of one that this machine lacks."""
+    return DISK if key == DISK else device_name(key)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any, TypeVar
 
 from bigmodel.errors import BigModelError, ServeError
@@ -236,8 +237,7 @@ class ModelPool:
 
     async def _load(self, served: ServedModel) -> None:
         if self.budgets:
-            needed = await self._in_thread(lambda: served.needed(self.budgets))
-            await self._make_room(served, needed)
+            await self._make_room(served)
         left = left_of(self.budgets, self._shares())
 
         def begin() -> bool:
@@ -264,9 +264,13 @@ class ModelPool:
                 core.max_length,
             )
 
-    async def _make_room(self, served: ServedModel, needed: Mapping[Key, int]) -> None:
+    async def _make_room(self, served: ServedModel) -> None:
         """Unload what has to be, once no request uses it. Raises LoadingCancelledError when nobody waits any more."""
-        going = [self.models[name] for name in to_unload(needed, self.budgets, self._shares())]
+        served.loading.begin("planning")
+        shares = self._shares()
+        enough = partial(served.enough, self.budgets)
+        names = await self._in_thread(lambda: to_unload(self.budgets, shares, enough))
+        going = [self.models[name] for name in names]
         for other in going:
             other.closing = True
         try:

@@ -11,13 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from bigmodel.devices import HOST
+from bigmodel.errors import BudgetError
 from bigmodel.server.engine.budget import EngineOptions, claimed_bytes
 from bigmodel.server.loading import Loaded, Loader, Loading, PlannedModel
-from bigmodel.server.models.policy import Key, LoadedShare
+from bigmodel.server.models.policy import Key, LoadedShare, fits, nearly_as_good
 from bigmodel.server.models.running import RunningModel, collect
 
 if TYPE_CHECKING:
     from bigmodel.plan import Plan
+
+KEPT_PLANS = 16
+"""Plans of a model that are kept for the next time that it has as much memory."""
 
 
 @dataclass(eq=False)
@@ -54,7 +58,7 @@ class ServedModel:
     bringing: bool = False
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     _unloading: threading.Lock = field(default_factory=threading.Lock)
-    _alone: Plan | None = None  # its plan within the whole budgets
+    _plans: dict[tuple[tuple[Key, int], ...], Plan] = field(default_factory=dict)
 
     @property
     def usable(self) -> bool:
@@ -84,9 +88,18 @@ class ServedModel:
 
     # --- called in threads of their own, one at a time ----------------------------------------------
 
-    def needed(self, budgets: Mapping[Key, int]) -> Mapping[Key, int]:
-        """Bytes of each device that it takes where it has the whole budgets. Raises BudgetError if it fits nowhere."""
-        return claimed_bytes(self._plan(budgets, budgets), self.options)
+    def enough(self, budgets: Mapping[Key, int], left: Mapping[Key, int]) -> bool:
+        """Whether what is left of the budgets is enough for it: to place it as with all of them, or nearly as well.
+
+        Raises BudgetError for a model that not even all of them are enough for.
+        """
+        best = self._plan(budgets)
+        if fits(claimed_bytes(best, self.options), left):
+            return True
+        try:
+            return nearly_as_good(self._plan(left), best)
+        except BudgetError:
+            return False
 
     def load(self, budgets: Mapping[Key, int], left: Mapping[Key, int], begin: Callable[[], bool]) -> None:
         """Load it, and start its engine before it becomes visible to requests.
@@ -99,7 +112,7 @@ class ServedModel:
         assert self.source is not None
         assert self.start is not None
         if isinstance(self.source, PlannedModel):
-            plan = self._plan(budgets, left)
+            plan = self._plan_within(budgets, left)
             self.claimed = claimed_bytes(plan, self.options)
             loaded = self.source.load(plan, self.loading)
         else:
@@ -120,13 +133,21 @@ class ServedModel:
             collect()
             self.claimed = {}
 
-    def _plan(self, budgets: Mapping[Key, int], left: Mapping[Key, int]) -> Plan:
-        """The plan with what is left of the budgets; that with all of them is made once."""
-        assert isinstance(self.source, PlannedModel)
-        if self._alone is None:
-            self._alone = self.source.plan(budgets)
-        if left == budgets:
-            return self._alone
-        made = self.source.plan(left)
+    def _plan_within(self, budgets: Mapping[Key, int], left: Mapping[Key, int]) -> Plan:
+        """The plan for what is left of the budgets: that for all of them where it fits."""
+        best = self._plan(budgets)
+        if fits(claimed_bytes(best, self.options), left):
+            return best
+        made = self._plan(left)
         # The limit of the resident set is the process's, other models included.
         return made if made.resident_limit is None else replace(made, resident_limit=budgets[HOST])
+
+    def _plan(self, left: Mapping[Key, int]) -> Plan:
+        """The plan within some budgets, which is kept: the same models take turns with each other."""
+        assert isinstance(self.source, PlannedModel)
+        known = tuple(left.items())
+        if known not in self._plans:
+            if len(self._plans) == KEPT_PLANS:
+                del self._plans[next(reversed(self._plans))]  # the first is for all of the budgets
+            self._plans[known] = self.source.plan(left)
+        return self._plans[known]
