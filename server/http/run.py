@@ -95,7 +95,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     """
     state: ServerState = app.state.server
     use_few_arenas()
-    state.pool.on_loaded = keep_what_is_loaded
+    state.pool.on_loaded, state.pool.on_unloaded = keep_what_is_loaded, return_freed_memory
     config = server_config(app, log_level=log_level, timeout_graceful_shutdown=5)
     logging.getLogger("uvicorn.access").addFilter(_WITHOUT_POLLING)
     _allow_files(2 * CONNECTIONS)

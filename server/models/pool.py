@@ -60,6 +60,7 @@ class ModelPool:
 
     Attributes:
         on_loaded: Called in the loading thread when a model is loaded, before its first request.
+        on_unloaded: Called in that thread when the memory of one was given back.
         on_failure: Called with what a load raised, in the event loop.
         started: Whether the first model was loaded, or has failed to.
     """
@@ -78,6 +79,7 @@ class ModelPool:
         self.patience = patience
         self.keep_alive = keep_alive
         self.on_loaded: Callable[[], None] = lambda: None
+        self.on_unloaded: Callable[[], None] = lambda: None
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.started = self.first.running is not None
         self._turn = asyncio.Lock()
@@ -147,7 +149,13 @@ class ModelPool:
                 if _unused(served, seconds):
                     async with self._turn:
                         if _unused(served, seconds):  # it may have been used while another was loaded
-                            await self._unload(served)
+                            await self._unload_or_log(served)
+
+    async def _unload_or_log(self, served: ServedModel) -> None:
+        try:
+            await self._unload(served)
+        except Exception:  # the other models are still looked after
+            logger.exception("%s: unloading failed", served.name)
 
     # --- requests' ---------------------------------------------------------------------------------
 
@@ -289,9 +297,15 @@ class ModelPool:
 
     async def _unload(self, served: ServedModel) -> None:
         running, served.running = served.running, None
-        if running is not None:
-            await self._in_thread(lambda: served.unload(running))
-            logger.info("%s: unloaded", served.name)
+        if running is None:
+            return
+
+        def unload() -> None:
+            served.unload(running)
+            self.on_unloaded()
+
+        await self._in_thread(unload)
+        logger.info("%s: unloaded", served.name)
 
     # --- tasks and threads --------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class RunningModel:
         model: The model itself.
         plan: The plan that it was placed by.
         images: What turns images into inputs, for models whose prompts may have some.
+        draft_model: The model that proposes tokens to it, if any.
         codec: Its tokenizer.
         engine: Its engine.
     """
@@ -46,6 +47,7 @@ class RunningModel:
         plan: Any = None,
         images: ImageSupport | None = None,
         *,
+        draft_model: Any = None,
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> None:
@@ -55,6 +57,7 @@ class RunningModel:
         self.model = model
         self.plan = plan
         self.images = images
+        self.draft_model = draft_model
         self._parsers = tool_parser, reasoning_parser
         self._grammars: GrammarCompiler | None = None
         self._grammar_lock = threading.Lock()
@@ -92,6 +95,7 @@ class RunningModel:
             loaded.model,
             loaded.plan,
             loaded.images,
+            draft_model=loaded.draft_model,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
@@ -133,8 +137,10 @@ class RunningModel:
         """
         self.close()
         self.engine.release()
-        undispatch(self.model, "meta")  # no weight is copied to the host, and whoever holds a tensor holds no memory
-        self.model = None
+        for model in (self.model, self.draft_model):
+            if model is not None:
+                undispatch(model, "meta")  # without a copy of weights on the host; who holds a tensor holds no memory
+        self.model = self.draft_model = None
 
 
 def collect() -> None:

@@ -16,6 +16,8 @@ from bigmodel.cli.serve import serve
 from bigmodel.errors import ServeError
 from bigmodel.server import EngineOptions, Loaded, Loading, Settings
 from bigmodel.server.http.keys import ApiKey
+from bigmodel.server.models.pool import ModelPool
+from tests.server.models.several import save
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 command = typer.Typer()
@@ -28,7 +30,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {"code": 0}
 
     def run(app: Any, listener: Any, **options: Any) -> int:
-        seen.update(options, settings=app.state.server.settings, address=listener.getsockname())
+        seen.update(options, app=app, settings=app.state.server.settings, address=listener.getsockname())
         listener.close()
         return int(seen["code"])
 
@@ -95,6 +97,51 @@ def test_the_model_is_loaded_with_the_options_of_placing_it(monkeypatch: pytest.
         ("some/model", "stream", "exact"),
         ("some/model", "compute", "packed"),
     ]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    """Two models."""
+    return [save(tmp_path / name, seed) for seed, name in enumerate("ab")]
+
+
+def several(*arguments: str) -> Any:
+    return CliRunner().invoke(command, ["--port", "0", *arguments])
+
+
+def test_several_models_share_the_budgets(served: dict[str, Any], folders: list[str]) -> None:
+    result = several(folders[0], f"other={folders[1]}", "--max-memory", "cpu=1GiB", "--keep-alive", "60")
+    assert result.exit_code == 0, result.exception
+    assert "serving a, other on http://127.0.0.1:" in result.stderr
+    pool: ModelPool = served["app"].state.server.pool
+    assert list(pool.models) == ["a", "other"]
+    assert (pool.budgets, pool.keep_alive, pool.patience) == ({"cpu": 1 << 30}, 60, 120)
+    assert served["settings"].model_name == "a"
+
+
+def test_one_model_that_stays_loaded_is_not_waited_for(served: dict[str, Any]) -> None:
+    for options, patience in (((), 0), (("--keep-alive", "60", "--load-timeout", "7"), 7)):
+        assert invoke(*options).exit_code == 0
+        assert served["app"].state.server.pool.patience == patience
+
+
+def test_two_models_of_one_name_or_without_a_model_are_refused(served: dict[str, Any], folders: list[str]) -> None:
+    for wrong, said in ((f"a={folders[1]}", "two models are called 'a'"), (f"{folders[0]}/none", "no such folder")):
+        result = several(folders[0], wrong)
+        assert said in str(result.exception)
+    assert not served.get("app")
+
+
+@pytest.mark.parametrize(
+    "options", [("--served-model-name", "x"), ("--draft-model", "x"), ("--replicas", "2"), ("--trust-remote-code",)]
+)
+def test_options_of_one_model_are_refused_for_several(
+    served: dict[str, Any], folders: list[str], options: tuple[str, ...]
+) -> None:
+    result = several(*folders, *options)
+    assert result.exit_code == 2
+    assert options[0] in result.stderr
+    assert not served.get("app")
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\n", b"\xff\xfe"])

@@ -73,8 +73,12 @@ def test_the_snippets_of_a_page_run(page: Path, folder: Path, monkeypatch: pytes
     text = page.read_text()
     todo = steps(text)
     file = folder.parent / "steps.json"
-    port = str(free_port())
-    here = [{name: str(value).replace("8000", port) for name, value in vars(step).items()} for step in todo]
+    ports = {port: str(free_port()) for port in ("8000", "8001")}
+
+    def with_ports(value: object) -> str:
+        return re.sub("|".join(ports), lambda found: ports[found[0]], str(value))
+
+    here = [{name: with_ports(value) for name, value in vars(step).items()} for step in todo]
     file.write_text(json.dumps(here))
     monkeypatch.chdir(folder)
     done = run(["-m", "tests.docs.snippets", file], environment(text, folder), modules=MODULES)

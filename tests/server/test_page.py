@@ -18,6 +18,7 @@ from bigmodel.server.http.status import view
 from bigmodel.server.loading import load
 from bigmodel.server.replicas.fleet import Fleet, ReplicaReport, ReportBoard
 from tests.server.live import MODEL, engine_of, serving, tiny_app
+from tests.server.models.several import save, served, several_app
 from tests.server.scripted import scripted_app
 from tests.server.serve_tiny import Gated, SlowOrBroken
 from tests.server.tiny import tiny_model, tiny_tokenizer
@@ -174,6 +175,35 @@ def test_planned_and_used_memory_are_shown(browser: Any, tmp_path: Path) -> None
         assert planned == pytest.approx(used, abs=1)
         assert "predicted peak" in page.text_content(".device")
         assert "nothing of the model is here" in page.text_content(".device:last-child")
+
+
+@pytest.mark.slow
+def test_one_of_several_models_is_chosen(browser: Any, tmp_path: Path) -> None:
+    models = {name: save(tmp_path / name, seed) for seed, name in enumerate("ab")}
+    app = several_app(models, {"cpu": "1GiB"})
+    with serving(app) as url, open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        page.wait_for_selector("#models:not([hidden])")
+        shows(page, "#models", r"^ab \(unloaded\)$")
+        page.select_option("#models", "b")
+        shows(page, "#devices", "^It is not loaded")
+        page.fill("#max-tokens", "5")
+        page.fill("#prompt", "the cat")
+        page.press("#prompt", "Enter")
+        page.wait_for_selector(".message.assistant small")
+        shows(page, "#models", "^ab$")
+        shows(page, "#running", "^0 / 2$")
+        assert page.title().startswith("b ")
+        assert served(app, "b").running.engine.core.counts.generated == 5
+        assert served(app, "a").running.engine.core.counts.generated == 0
+
+
+@pytest.mark.slow
+def test_a_lone_model_is_no_choice(browser: Any, url: str) -> None:
+    with open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        assert page.is_hidden("#models")
+        assert page.text_content("#model") == MODEL
 
 
 @pytest.mark.slow

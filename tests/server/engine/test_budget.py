@@ -16,6 +16,7 @@ from bigmodel.server.engine.budget import (
     DEFAULT_SEQUENCES,
     EngineOptions,
     KVBudget,
+    claimed_bytes,
     kv_budget,
     plan_devices,
     sequences_at_once,
@@ -116,6 +117,28 @@ def test_a_step_computes_no_more_tokens_than_activations_were_planned_for() -> N
 def test_many_sequences_raise_the_tokens_of_a_step() -> None:
     assert tokens_of_a_step(None, EngineOptions(max_sequences=600)) == 600 + 128
     assert tokens_of_a_step(replace(planned(), context_length=8), EngineOptions()) == SEQUENCES + 128
+
+
+def test_a_model_claims_what_its_plan_has() -> None:
+    plan = planned(room_for=9)
+    entry = plan.devices["cpu"]
+    assert claimed_bytes(plan, EngineOptions(max_sequences=SEQUENCES)) == {"cpu": entry.total}
+    assert claimed_bytes(plan, EngineOptions()) == {"cpu": entry.total + (9 - SEQUENCES) * CONTEXT * PER_TOKEN}
+
+
+def test_more_keys_and_values_are_claimed_with_what_attention_gathers_of_them() -> None:
+    plan = planned(room_for=12)
+    entry = replace(plan.devices["cpu"], kv_gather=KV // 4)
+    plan = replace(plan, devices={"cpu": entry})
+    assert claimed_bytes(plan, EngineOptions(kv_bytes=KV)) == {"cpu": entry.total}
+    assert claimed_bytes(plan, EngineOptions(kv_bytes=2 * KV)) == {"cpu": entry.total + KV + KV // 4}
+    with pytest.raises(ServeError, match="more than the plan leaves on cpu"):
+        claimed_bytes(plan, EngineOptions(kv_bytes=20 * KV))
+
+
+def test_a_plan_that_is_made_anew_once_it_is_measured_claims_its_budgets() -> None:
+    plan = replace(planned(room_for=9), guarded=True)
+    assert claimed_bytes(plan, EngineOptions()) == {"cpu": plan.devices["cpu"].budget}
 
 
 def test_devices_have_canonical_names() -> None:
