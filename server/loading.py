@@ -145,7 +145,8 @@ class PlannedModel:
 
     Args:
         model: A folder or a Hub id.
-        options: Those of :func:`load`; ``device_map`` is a strategy, and ``max_memory`` is not among them.
+        options: Those of :func:`load`; ``device_map`` is a strategy, and ``max_memory`` is not among them. A model
+            whose own context is shorter than ``context_length`` keeps its own.
     """
 
     def __init__(self, model: str, options: LoadOptions) -> None:
@@ -154,8 +155,10 @@ class PlannedModel:
 
     @cached_property
     def _workload(self) -> LoadOptions:
-        """The options, with inputs of images for a model that takes them."""
+        """The options, for no longer a context than the model's, with inputs of images for a model that takes them."""
         options: LoadOptions = {**self._options}
+        wanted, own = options.get("context_length"), own_context(self.model, options)
+        options["context_length"] = wanted if wanted is None or own is None else min(wanted, own)
         trusted = options.get("trust_remote_code", False)
         load_images(self.model, load_tokenizer(self.model, options.get("revision"), trusted), options)
         return options
@@ -188,7 +191,7 @@ class PlannedModel:
 
     def load(self, plan: Plan, progress: Loading) -> Loaded:
         """Load it as planned."""
-        options: LoadOptions = {**self._options, "device_map": plan}
+        options: LoadOptions = {**self._workload, "device_map": plan}
         options.pop("offload", None)  # the plan says what is streamed
         return load(self.model, progress=progress, **options)
 
@@ -199,21 +202,14 @@ def load_images(model: str, tokenizer: Any, options: LoadOptions) -> ImageSuppor
     None for a model of texts alone, and for one whose processor cannot be loaded or whose images do not fit the
     context; a warning says why then.
     """
-    from transformers import AutoConfig, AutoProcessor
+    from transformers import AutoProcessor
 
-    where: dict[str, Any] = {
-        "revision": options.get("revision"),
-        "trust_remote_code": options.get("trust_remote_code", False),
-    }
-    try:
-        config = AutoConfig.from_pretrained(model, **where)
-    except (OSError, ValueError):  # GGUF files have none
-        return None
-    if not hasattr(config, "vision_config"):
+    config = _config(model, options)
+    if config is None or not hasattr(config, "vision_config"):
         return None
     longest = getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT
     try:
-        processor = AutoProcessor.from_pretrained(model, **where)
+        processor = AutoProcessor.from_pretrained(model, **_where(options))
         arguments, images = largest_prompt(
             processor, min(options.get("context_length") or DEFAULT_CONTEXT, longest) - 1
         )
@@ -224,6 +220,25 @@ def load_images(model: str, tokenizer: Any, options: LoadOptions) -> ImageSuppor
         tokenizer.chat_template = processor.chat_template
     options["sample_inputs"] = arguments
     return images
+
+
+def own_context(model: str, options: LoadOptions) -> int | None:
+    """Most positions of a model; None where its config names none."""
+    config = _config(model, options)
+    return None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def _config(model: str, options: LoadOptions) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(model, **_where(options))
+    except (OSError, ValueError):  # GGUF files have none
+        return None
+
+
+def _where(options: LoadOptions) -> dict[str, Any]:
+    return {"revision": options.get("revision"), "trust_remote_code": options.get("trust_remote_code", False)}
 
 
 def load_tokenizer(model: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:

@@ -78,7 +78,7 @@ def build_engine(
         codec,
         observer or Observer(),
         eos_ids=end_tokens(model, tokenizer),
-        max_length=min(options.max_length or _longest(model, codec, plan, runner), pool.capacity),
+        max_length=min(_longest(model, codec, plan, runner, options), pool.capacity),
         vocabulary_size=vocabulary_size(model),
         drafter=drafter,
     )
@@ -168,17 +168,20 @@ def end_tokens(model: torch.nn.Module, tokenizer: Any) -> frozenset[int]:
     return frozenset(int(token) for token in found)
 
 
-def _longest(model: torch.nn.Module, codec: TextCodec, plan: Any, runner: Runner) -> int:
-    """Most tokens of a text: of whole texts in one forward, no more than the tokenizer and the plan are made for."""
+def _longest(model: torch.nn.Module, codec: TextCodec, plan: Any, runner: Runner, options: EngineOptions) -> int:
+    """Most tokens of a text: the options' number, else the model's context. Of whole texts in one forward, no more than
+    the model, the tokenizer and the plan are made for."""
     longest = context_length(model)
     if not isinstance(runner, EncoderRunner):
-        return longest
+        return options.max_length or longest
     for name, module in model.named_modules():
         # Positions after the padding's are counted from behind it: RoBERTa and its like have fewer than they name.
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding) and module.padding_idx:
             longest = min(longest, module.num_embeddings - module.padding_idx - 1)
     known = int(getattr(codec.tokenizer, "model_max_length", longest))
-    return min(longest, known, (plan.context_length if plan is not None else 0) or longest)
+    return min(
+        longest, known, options.max_length or longest, (plan.context_length if plan is not None else 0) or longest
+    )
 
 
 def context_length(model: torch.nn.Module) -> int:

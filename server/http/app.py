@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from bigmodel import __version__
 from bigmodel.devices.default_dtype import computing_beside_builds
+from bigmodel.server.engine.budget import EngineOptions
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.http import (
     chat_requests,
@@ -143,12 +144,13 @@ class _Startup:
         observer: Observer,
         around_step: Callable[[], AbstractContextManager[None]],
         loaded: Loaded,
+        options: EngineOptions,
     ) -> RunningModel:
         settings = self._state.settings
         return RunningModel.of(
             name,
             loaded,
-            settings.engine,
+            options,
             observer,
             self._failed,
             around_step,

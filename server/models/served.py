@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bigmodel.devices import HOST
 from bigmodel.errors import BudgetError
 from bigmodel.server.engine.budget import EngineOptions, claimed_bytes
+from bigmodel.server.engine.compute.encoder import generates
 from bigmodel.server.loading import Loaded, Loader, Loading, PlannedModel
 from bigmodel.server.models.policy import Key, LoadedShare, fits, nearly_as_good
 from bigmodel.server.models.running import RunningModel, collect
@@ -31,8 +32,8 @@ class ServedModel:
     Attributes:
         name: Its name for clients.
         source: What loads it; None for one that is there from the start.
-        start: Makes a running model of a loaded one.
-        options: Of its engine.
+        start: Makes a running model of a loaded one, with these options of its engine.
+        options: Of its engine; where it is one of several, as far as they are for a model of its kind.
         loading: Progress of the last load.
         running: What requests need of it, while it is loaded.
         claimed: Most bytes that it takes of each device, while it is loaded.
@@ -46,7 +47,7 @@ class ServedModel:
 
     name: str
     source: Loader | PlannedModel | None = None
-    start: Callable[[Loaded], RunningModel] | None = None
+    start: Callable[[Loaded, EngineOptions], RunningModel] | None = None
     options: EngineOptions = field(default_factory=EngineOptions)
     loading: Loading = field(default_factory=Loading)
     running: RunningModel | None = None
@@ -118,7 +119,7 @@ class ServedModel:
         else:
             loaded = self.source(self.loading)
         self.loading.begin("preparing the engine")
-        running = self.start(loaded)
+        running = self.start(loaded, self._engine_options(loaded))
         if begin():
             running.engine.start()
         self.longest = running.engine.core.max_length
@@ -132,6 +133,14 @@ class ServedModel:
         finally:
             collect()
             self.claimed = {}
+
+    def _engine_options(self, loaded: Loaded) -> EngineOptions:
+        options = self.options
+        if not isinstance(self.source, PlannedModel):
+            return options
+        if options.max_length is not None and loaded.plan.context_length:
+            options = replace(options, max_length=min(options.max_length, loaded.plan.context_length))
+        return options if generates(loaded.model) else replace(options, prefix_folder=None)
 
     def _plan_within(self, budgets: Mapping[Key, int], left: Mapping[Key, int]) -> Plan:
         """The plan for what is left of the budgets: that for all of them where it fits."""

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from transformers import BertConfig, BertModel
 
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
 from bigmodel.server import EngineOptions, Loading
@@ -24,7 +25,7 @@ from tests.server.http.test_fields import GOOD
 from tests.server.live import serving
 from tests.server.models.several import CONTEXT, SEQUENCES, complete, save, served, several_app, text
 from tests.server.tiny import ask as ask_engine
-from tests.server.tiny import tiny_engine, tiny_model
+from tests.server.tiny import tiny_engine, tiny_model, tiny_tokenizer
 
 NAMES = ("a", "b", "c")
 HOST = {"cpu": "1GiB"}
@@ -154,6 +155,26 @@ def test_the_plan_is_that_of_a_model_beside_the_shares_of_all(url: str) -> None:
     assert claimed["device"] == "cpu"
     assert 0 < claimed["bytes"] < 1 << 30
     assert other["budgets"] == [{"device": "cpu", "bytes": 1 << 30}]
+
+
+def test_a_decoder_and_an_encoder_share_a_server_though_their_contexts_differ(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = BertConfig(**sizes, intermediate_size=64, vocab_size=300, max_position_embeddings=32)
+    BertModel(config).save_pretrained(tmp_path / "bert")
+    tiny_tokenizer().save_pretrained(tmp_path / "bert")
+    app = several_app({"a": folders["a"], "bert": str(tmp_path / "bert")}, HOST)
+    with serving(app) as url:
+        wait_ready(url)
+        vectors = {"input": ["x" * 32, "the cat"], "model": "bert"}
+        assert httpx.post(f"{url}/v1/embeddings", json=vectors, timeout=120).status_code == 200
+        vectors["input"] = "x" * 33
+        assert httpx.post(f"{url}/v1/embeddings", json=vectors).status_code == 413
+        assert complete(url, "bert").status_code == 400
+        assert text(complete(url, "a", "x" * 40))
+        lengths = [entry["max_model_len"] for entry in httpx.get(f"{url}/v1/models").json()["data"]]
+        assert lengths == [CONTEXT, 32]
 
 
 # --- one budget ---------------------------------------------------------------------------------------

@@ -129,3 +129,4 @@ def test_the_longest_text_of_an_encoder_fits_its_positions_and_its_tokenizer() -
     short = fresh_tokenizer()
     short.model_max_length = 20
     assert (longest(roberta, short), longest(roberta, short, max_length=10)) == (20, 10)
+    assert longest(bert, fresh_tokenizer(), max_length=1000) == 50

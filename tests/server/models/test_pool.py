@@ -277,7 +277,7 @@ class Breaks(ServedModel):
     """A model that fits, and whose loader raises with what it has loaded so far."""
 
     def __init__(self) -> None:
-        super().__init__("a", self.broken, start=lambda loaded: pytest.fail("nothing was loaded"))
+        super().__init__("a", self.broken, start=lambda loaded, options: pytest.fail("nothing was loaded"))
         self.loaded: weakref.ref[Large] | None = None
 
     def enough(self, budgets: Mapping[Key, int], left: Mapping[Key, int]) -> bool:
