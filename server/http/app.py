@@ -78,7 +78,7 @@ def create_app(
         budgets: Bytes of each device for all ``models`` together, as `server_budgets` returns them.
         settings: Settings of the server.
         model_name: Name of the model for clients; overrides that of the settings.
-        on_failure: Called from another thread when loading the only model, or an engine, fails.
+        on_failure: Called when loading the only model, or an engine, fails: from any thread.
 
     Raises:
         ValueError: Not exactly one of model, loader and models is given, or models without budgets.

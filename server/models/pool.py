@@ -49,6 +49,10 @@ class PoolClosedError(NotLoadedError):
     """The server is shutting down."""
 
 
+class _NobodyWaitsError(Exception):
+    """Those who waited for a model while others were in use have given up."""
+
+
 class ModelPool:
     """Loads and unloads the models of a server.
 
@@ -162,7 +166,8 @@ class ModelPool:
     async def acquire(self, served: ServedModel, *, patience: float | None) -> None:
         """Wait until a model is loaded, and take a lease of it: `ServedModel.leases` is one more.
 
-        A load that nobody waits for any more is cancelled.
+        A load is cancelled when the last one leaves that waits for it. It goes on where the wait was too long: it may
+        be asked for again.
 
         Args:
             served: The model.
@@ -186,12 +191,12 @@ class ModelPool:
         except asyncio.CancelledError:
             if waiter.done() and waiter.exception() is None:
                 served.leases -= 1  # it came, and nobody is there to use it
+            elif served.waiters == [waiter]:
+                served.loading.cancelled = True
             raise
         finally:
             if waiter in served.waiters:
                 served.waiters.remove(waiter)
-                if not served.waiters:
-                    served.loading.cancelled = True
 
     def _bring(self, served: ServedModel) -> None:
         """Have a model loaded when it is its turn, once for all that wait for it."""
@@ -206,9 +211,11 @@ class ModelPool:
             try:
                 if served.waiters and not served.usable:
                     await self._load(served)
-            except LoadingCancelledError:
+            except (LoadingCancelledError, _NobodyWaitsError):
                 pass
-            except Exception as raised:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as raised:  # loaders may raise anything
                 self._report(served, raised)
                 kind = type(raised).__name__
                 error = LoadFailedError(f"the model '{served.name}' could not be loaded ({kind})")
@@ -232,7 +239,7 @@ class ModelPool:
             else:
                 waiter.set_exception(type(error)(*error.args))
 
-    def _report(self, served: ServedModel, error: Exception) -> None:
+    def _report(self, served: ServedModel, error: BaseException) -> None:
         # Our own errors need no traceback; the caller of a server with one model reports them.
         own = isinstance(error, BigModelError)
         if len(self.models) == 1:
@@ -273,7 +280,7 @@ class ModelPool:
             )
 
     async def _make_room(self, served: ServedModel) -> None:
-        """Unload what has to be, once no request uses it. Raises LoadingCancelledError when nobody waits any more."""
+        """Unload what has to be, once no request uses it; not where nobody waits for that any more."""
         served.loading.begin("planning")
         shares = self._shares()
         enough = partial(served.enough, self.budgets)
@@ -285,6 +292,8 @@ class ModelPool:
             while any(other.in_use for other in going):
                 served.loading.begin(f"waiting for {', '.join(other.name for other in going if other.in_use)}")
                 await asyncio.sleep(LOOK_SECONDS)
+                if not served.waiters:
+                    raise _NobodyWaitsError
             for other in going:
                 served.loading.begin(f"unloading {other.name}")
                 await self._unload(other)

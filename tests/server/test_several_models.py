@@ -237,9 +237,12 @@ def test_an_unused_model_leaves_no_memory_no_thread_and_no_file(
 
 
 def swaps(app: Any, texts: Mapping[str, str], number: int, seed: int) -> None:
-    """Ask models at random, one or several at once, and look at all times at what they have claimed and taken."""
+    """Ask models at random, one or several at once, until so many were unloaded for others; look at all times at what
+    they have claimed and taken."""
     chance, over, done = random.Random(seed), [], threading.Event()
-    budgets = app.state.server.pool.budgets
+    unloaded: list[None] = []
+    pool = app.state.server.pool
+    pool.on_unloaded, budgets = lambda: unloaded.append(None), pool.budgets
     models = [served(app, name) for name in texts]
 
     def watch() -> None:
@@ -255,7 +258,7 @@ def swaps(app: Any, texts: Mapping[str, str], number: int, seed: int) -> None:
         wait_ready(url)
         watcher.start()
         try:
-            for _ in range(number):
+            while len(unloaded) < number:
                 asked = [chance.choice(NAMES) for _ in range(chance.choice((1, 1, 2, 3)))]
                 answers = list(clients.map(lambda name: complete(url, name), asked))
                 assert [text(answer) for answer in answers] == [texts[name] for name in asked]

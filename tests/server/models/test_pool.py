@@ -149,6 +149,18 @@ async def test_a_wait_is_bounded_and_what_made_room_goes_on() -> None:
     assert (a.loads, b.loads, a.unloads, a.closing) == (1, 0, 0, False)
 
 
+async def test_a_load_that_takes_longer_than_requests_wait_goes_on_for_the_next_one() -> None:
+    model = Fake("a")
+    pool = pool_of(model)
+    model.gate.clear()
+    for _ in range(2):
+        with pytest.raises(TookTooLongError):
+            await use(pool, model, 0.1)
+    model.gate.set()
+    await use(pool, model)
+    assert model.loads == 1
+
+
 async def test_who_leaves_ends_the_load_and_the_next_one_begins_anew() -> None:
     model = Fake("a")
     pool = pool_of(model)
