@@ -4,6 +4,9 @@ The operations in their forward and backward compute with copies of such weights
 autograd takes the gradient that a function returns for a tensor where that tensor is. A weight that gets one is
 therefore copied before the function is applied, by an operation that brings the gradient back.
 
+From PyTorch 2.14 on this holds for `apply` as it is looked up in a call; one that was taken before the model was
+dispatched, as in ``product = Product.apply``, is a built-in function, which nothing can follow.
+
 The functions of this project are given weights on the host on purpose, and return gradients there.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import _SingleLevelFunction
+from torch.autograd.function import Function, _SingleLevelFunction
 
 from ...devices.scripts import ReplacedMethod
 from .outside_use import brought_together, is_marked
@@ -29,12 +32,16 @@ class CopiesForFunctions:
         _replaced.remove(self)
 
 
+_BASE: Any = vars(torch._C._FunctionBase)["apply"]
+
+
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     is_own = cls.__module__.partition(".")[0] == "bigmodel"
     if not is_own and torch.is_grad_enabled() and any(map(is_marked, args)):
         args = brought_together(args)
-    return super(_SingleLevelFunction, cls).apply(*args, **kwargs)
+    return _BASE.__get__(None, cls)(*args, **kwargs)
 
 
-# The class below `Function`, whose own `apply` many hold as an object: it calls this one.
-_replaced: ReplacedMethod[CopiesForFunctions] = ReplacedMethod(_SingleLevelFunction, "apply", classmethod(_apply))
+# The class below `Function` where that one's `apply`, which many hold as an object, calls it: before PyTorch 2.14.
+_OWNER = _SingleLevelFunction if isinstance(vars(Function)["apply"], classmethod) else Function
+_replaced: ReplacedMethod[CopiesForFunctions] = ReplacedMethod(_OWNER, "apply", classmethod(_apply))
