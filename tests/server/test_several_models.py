@@ -269,11 +269,17 @@ def swaps(app: Any, texts: Mapping[str, str], number: int, seed: int) -> None:
     assert not over
 
 
-SLOW = [pytest.mark.slow, pytest.mark.timeout(3000)]
+LONG = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 @pytest.mark.parametrize(
-    ("number", "streams"), [(6, False), *(pytest.param(200, s, marks=SLOW) for s in (False, True))]
+    ("number", "streams"),
+    [
+        (6, False),
+        pytest.param(6, True, marks=pytest.mark.slow),
+        pytest.param(200, False, marks=LONG),
+        pytest.param(200, True, marks=LONG),
+    ],
 )
 def test_no_budget_is_passed_in_random_swaps(
     folders: dict[str, str], needed: dict[str, int], texts: dict[str, str], number: int, streams: bool
