@@ -183,7 +183,8 @@ def _follow_plan(model: nn.Module, plan: Plan) -> None:
     found = dispatched(model)
     assert found is not None
     before, options = found.resolved, found.options
-    if found.attachments[""].moved_inputs:
+    entries = (found.attachments[""], *(each for each in found.outside if each.module is model))
+    if any(each.moved_inputs for each in entries):
         options = replace(options, force_hooks=True)  # callers rely on inputs being moved
     found.detach(model)
     found.release()

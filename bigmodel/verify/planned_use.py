@@ -15,6 +15,8 @@ from ..devices import torch_device
 from ..errors import PlanError
 from ..plan import Plan
 from ..profile import as_when_decoding, image_shape, padding_mask, sound_shape
+from ..profile.trace.generation import CACHES
+from ..profile.trace.inputs import token_types
 
 Run = Callable[[], object]
 
@@ -46,7 +48,7 @@ def planned_use(model: Any, found: Plan) -> PlannedUse:
     """
     config, name = model.config, model.main_input_name
     if name == "pixel_values":
-        return _forward(model, _zeros(model, found, *image_shape(config)), name)
+        return _forward(model, {name: _zeros(model, found, *image_shape(config))})
     if name == "input_features":
         return _seq2seq(model, found, {name: _zeros(model, found, *sound_shape(config))})
     if name != "input_ids":
@@ -59,23 +61,24 @@ def planned_use(model: Any, found: Plan) -> PlannedUse:
         return _generate(model, found)
     ids = _tokens(model, found, found.context_length)
     takes_mask = "attention_mask" in inspect.signature(model.forward).parameters
-    return _forward(model, ids, name, lambda: _masks(found, ids) if takes_mask else ())
+    types = {key: each.to(ids.device) for key, each in token_types(model, *ids.shape).items()}
+    return _forward(model, {name: ids, **types}, lambda: _masks(found, ids) if takes_mask else ())
 
 
 def _forward(
-    model: Any, data: torch.Tensor, name: str, masks: Callable[[], Iterable[torch.Tensor]] = tuple
+    model: Any, inputs: Mapping[str, torch.Tensor], masks: Callable[[], Iterable[torch.Tensor]] = tuple
 ) -> PlannedUse:
     """Return one forward, and for the peak of memory also those with `masks`."""
 
     def run() -> None:
-        model(**{name: data})
+        model(**inputs)
 
     def whole() -> None:
         run()
         for mask in masks():
-            model(**{name: data}, attention_mask=mask)
+            model(**inputs, attention_mask=mask)
 
-    return PlannedUse(whole, {"forward": run}, data.nbytes)
+    return PlannedUse(whole, {"forward": run}, sum(tensor.nbytes for tensor in inputs.values()))
 
 
 def _generate(model: Any, found: Plan) -> PlannedUse:
@@ -87,8 +90,12 @@ def _generate(model: Any, found: Plan) -> PlannedUse:
         for mask in _masks(found, ids):
             _generate_with(model, new_tokens + 1, attention_mask=mask, input_ids=ids)
 
+    accepted = inspect.signature(model.forward).parameters
+    cached = next((name for name in CACHES if name in accepted), CACHES[0])
+    last = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+
     def forward(tokens: torch.Tensor, cache: Any = None) -> Any:
-        return model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
+        return getattr(model(input_ids=tokens, **{cached: cache}, use_cache=True, **last), cached)
 
     words = itertools.cycle(range(ids.shape[1]))
 

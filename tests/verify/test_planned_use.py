@@ -35,6 +35,12 @@ def bert() -> Any:
     return t.BertForMaskedLM(t.BertConfig(**SIZES)).eval()
 
 
+def mamba() -> Any:
+    """Its cache is of recurrent states."""
+    sizes = {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8, "num_hidden_layers": 2}
+    return t.Mamba2ForCausalLM(t.Mamba2Config(**sizes, vocab_size=64)).eval()
+
+
 def resnet() -> Any:
     config = t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
     return t.ResNetForImageClassification(config).eval()
@@ -43,7 +49,13 @@ def resnet() -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "passes"),
-    [(llama, ["prompt", "step"]), (t5, ["prompt", "step"]), (bert, ["forward"]), (resnet, ["forward"])],
+    [
+        (llama, ["prompt", "step"]),
+        (mamba, ["prompt", "step"]),
+        (t5, ["prompt", "step"]),
+        (bert, ["forward"]),
+        (resnet, ["forward"]),
+    ],
 )
 def test_the_passes_of_a_model_are_those_of_its_plan(make: Any, passes: list[str]) -> None:
     model = make()

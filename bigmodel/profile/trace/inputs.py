@@ -146,14 +146,22 @@ def modalities(model: nn.Module) -> tuple[str, ...]:
 
 
 def text_inputs(model: nn.Module, batch_size: int, tokens: int) -> Inputs:
-    """Return token ids, and the bounding box of each token if the model takes them."""
+    """Return token ids, and what else tokenizers give to the model: bounding boxes and types of tokens."""
     config: Any = model.config
     accepted = parameters_of(model)
     length = min(tokens, *fields(config, "max_position_embeddings")[:1] or [tokens]) if tokens else 16
     found = {"input_ids": token_ids(config, batch_size, length)}
     if "bbox" in accepted:
         found["bbox"] = torch.zeros(batch_size, length, 4, dtype=torch.long)
-    return found
+    return {**found, **token_types(model, batch_size, length)}
+
+
+def token_types(model: nn.Module, batch_size: int, length: int) -> Inputs:
+    """Return the type of each token, which tokenizers of models that know several types give; none for others."""
+    known = getattr(getattr(model, "config", None), "type_vocab_size", 0) or 0
+    if known < 2 or "token_type_ids" not in parameters_of(model):
+        return {}
+    return {"token_type_ids": torch.zeros(batch_size, length, dtype=torch.long)}
 
 
 def with_end(config: Any, texts: Inputs) -> Inputs:

@@ -179,6 +179,23 @@ def test_inputs_on_the_host_are_moved_as_in_the_first_forward() -> None:
     assert not plan_of(model).streamed
 
 
+@pytest.mark.parametrize("then", ["forward", "decode"])
+def test_inputs_on_the_host_are_moved_as_in_the_first_call_of_another_method(then: str) -> None:
+    class OnHost(Growing):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(Odd(x))
+
+        def decode(self, x: torch.Tensor) -> torch.Tensor:
+            return super().decode(Odd(x))
+
+    model = dispatch(OnHost().eval(), "1MB")
+    x = torch.ones(4, 16)
+    with torch.no_grad():
+        first = model.decode(x)
+        assert not plan_of(model).streamed
+        assert getattr(model, then)(x).device == first.device == x.device
+
+
 def test_what_does_not_fit_beside_the_activations_stays_streamed(needed: int) -> None:
     model, odd = Growing().eval(), inputs()
     expected = resident_run(model, odd)

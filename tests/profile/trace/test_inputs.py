@@ -36,6 +36,27 @@ def test_text_that_describes_no_input_is_refused(text: str) -> None:
         parse_inputs([text])
 
 
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("types", [1, 2])
+def test_types_of_tokens_are_counted_for_models_that_know_several(types: int) -> None:
+    """Their tokenizers give them beside ids and masks."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = t.BertModel(t.BertConfig(**sizes, vocab_size=64, type_vocab_size=types)).eval()
+    planned = profile_model(model, batch_size=2, context_length=7, device_type="virtual").activations
+    names = ["input_ids", "attention_mask", "token_type_ids"][: 1 + types]
+    model.to("virtual:0")
+    gc.collect()
+    before = memory_allocated(0)
+    inputs = {name: torch.ones(2, 7, dtype=torch.long, device="virtual:0") for name in names}
+    inputs["attention_mask"][1, 0] = 0
+    if types > 1:
+        inputs["token_type_ids"].zero_()
+    reset_peak_memory(0)
+    with torch.no_grad():
+        model(**inputs)
+    assert max_memory_allocated(0) - before == planned
+
+
 def test_a_plain_token_is_none_of_those_that_the_config_names() -> None:
     config = SimpleNamespace(pad_token_id=3, eos_token_id=[4, 5], image_token_index=6)
     assert plain_token(config) == 7
@@ -126,13 +147,14 @@ def peak(model: Any, mask: torch.Tensor, new_tokens: int) -> int:
     gc.collect()
     reset_peak_memory(DEVICE)
     before = memory_allocated(DEVICE) - sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    types = {} if new_tokens else {"token_type_ids": torch.zeros_like(ids)}  # as a tokenizer gives to an encoder
     given = {"input_ids": ids, "attention_mask": mask.to(DEVICE)}
     before -= ids.nbytes
     with torch.inference_mode():
         if new_tokens:
             model.generate(**given, max_new_tokens=new_tokens, do_sample=False, eos_token_id=10**6, pad_token_id=0)
         else:
-            model(**given)
+            model(**given, **types)
     return max_memory_allocated(DEVICE) - before
 
 
