@@ -94,7 +94,7 @@ Log: TypeAlias = Annotated[LogLevel, typer.Option(help="How much to log.")]
 
 
 def serve(
-    model: Models,
+    models: Models,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     served_model_name: Name = None,
@@ -160,9 +160,9 @@ def serve(
             prefix_folder=prefix_cache,
             prefix_folder_bytes=parse_size(prefix_cache_size),
         )
-        models = named_models(model)
-        first = next(iter(models))
-        several = len(models) > 1
+        served = named_models(models)
+        first = next(iter(served))
+        several = len(served) > 1
         if several:
             replicated = replicas > 1 or ray_address is not None
             _refuse_for_several(served_model_name, draft_model, replicated, trust_remote_code)
@@ -193,9 +193,9 @@ def serve(
             context_length=max_model_len,
         )
         if several:
-            raise typer.Exit(_serve(_several(models, options, budgets), settings, host, port, log_level.value))
+            raise typer.Exit(_serve(_several(served, options, budgets), settings, host, port, log_level.value))
         options["max_memory"] = budgets
-        load_all = partial(_load, models[first], draft_model, options)
+        load_all = partial(_load, served[first], draft_model, options)
         if replicas == 1 and ray_address is None:
             raise typer.Exit(_serve(load_all, settings, host, port, log_level.value))
     raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))

@@ -23,6 +23,6 @@ SHARED = {
 @pytest.mark.parametrize("command", [generate, plan, serve, verify])
 def test_an_option_of_one_name_is_the_same_in_every_command(command: Any) -> None:
     hints = get_type_hints(command, include_extras=True)
-    assert {"model", "max_memory", "dtype"} <= hints.keys()
+    assert {"models" if command is serve else "model", "max_memory", "dtype"} <= hints.keys()
     for name in SHARED.keys() & hints.keys():
         assert hints[name] == SHARED[name]

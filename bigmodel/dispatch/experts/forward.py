@@ -157,7 +157,8 @@ class ExpertForward:
             for part, slots in _by_group(chunks[number], held):
                 rows = products.at_least_two(products.rows_of(part))
                 index = _renumbered(products.numbers[rows], part, slots).unsqueeze(1)
-                tokens = products.hidden[rows.to(products.hidden.device) // products.per_token]
+                rows = rows.to(products.hidden.device)
+                tokens = products.hidden[rows // products.per_token]
                 products.add(rows, self._compute(module, tokens, index, None))
 
         for number, experts in enumerate(chunks):
