@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -26,8 +27,8 @@ class Decoder(nn.Linear):
 
 
 @pytest.fixture(autouse=True)
-def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    gc.collect()  # models of other tests
+def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr("bigmodel.dispatch.attach.apart._models", WeakKeyDictionary())  # without those of other tests
     caplog.set_level(logging.WARNING, "bigmodel")
     return caplog
 
