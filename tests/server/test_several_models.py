@@ -184,6 +184,7 @@ def loaded(app: Any) -> list[str]:
     return [name for name, model in app.state.server.models.items() if model.usable]
 
 
+@pytest.mark.slow
 def test_two_that_fit_side_by_side_stay_and_a_third_takes_their_place(
     folders: dict[str, str], needed: dict[str, int], texts: dict[str, str]
 ) -> None:
@@ -198,6 +199,7 @@ def test_two_that_fit_side_by_side_stay_and_a_third_takes_their_place(
         assert loaded(app) == ["a"]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_streamed_anyway_gets_what_another_one_leaves(
     folders: dict[str, str], needed: dict[str, int], tmp_path: Path
 ) -> None:
@@ -215,6 +217,7 @@ def test_a_model_that_is_streamed_anyway_gets_what_another_one_leaves(
         assert 0 < served(app, "large").claimed[0] <= 3 * needed["a"]
 
 
+@pytest.mark.slow
 def test_an_unused_model_leaves_no_memory_no_thread_and_no_file(
     folders: dict[str, str], needed: dict[str, int], texts: dict[str, str], tmp_path: Path
 ) -> None:
@@ -275,7 +278,7 @@ LONG = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3000)]
 @pytest.mark.parametrize(
     ("number", "streams"),
     [
-        (6, False),
+        pytest.param(6, False, marks=pytest.mark.slow),
         pytest.param(6, True, marks=pytest.mark.slow),
         pytest.param(200, False, marks=LONG),
         pytest.param(200, True, marks=LONG),
@@ -334,6 +337,7 @@ def test_other_models_answer_while_one_loads(
     assert gate.begun == 1
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_ends_the_load(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch, folders["b"])
     app = several_app(folders, HOST)
@@ -352,6 +356,7 @@ def test_a_client_that_leaves_ends_the_load(folders: dict[str, str], monkeypatch
         text(complete(url, "b"))
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_an_error_until_it_can(
     folders: dict[str, str], texts: dict[str, str], tmp_path: Path
 ) -> None:
@@ -372,6 +377,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_until_it_can(
         assert text(complete(url, "b")) == texts["b"]
 
 
+@pytest.mark.slow
 def test_a_request_waits_so_long_and_no_longer_for_one_in_use(
     folders: dict[str, str], needed: dict[str, int], texts: dict[str, str]
 ) -> None:
@@ -397,6 +403,7 @@ def test_a_request_waits_so_long_and_no_longer_for_one_in_use(
         assert served(app, "b").usable
 
 
+@pytest.mark.slow
 def test_a_server_that_shuts_down_lets_nobody_wait(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch, folders["b"])
     app = several_app(folders, HOST)
@@ -411,6 +418,7 @@ def test_a_server_that_shuts_down_lets_nobody_wait(folders: dict[str, str], monk
     assert gate.cancelled == 1
 
 
+@pytest.mark.slow
 def test_one_model_may_come_and_go_too(folders: dict[str, str], texts: dict[str, str]) -> None:
     from bigmodel.server import Settings, create_app
     from bigmodel.server.loading import load

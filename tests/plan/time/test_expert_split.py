@@ -77,5 +77,6 @@ def test_nothing_is_divided_unless_the_host_may_compute(offload: str) -> None:
     assert planned(1e9, offload).expert_split is None
 
 
+@pytest.mark.slow
 def test_a_function_that_adds_up_expert_after_expert_is_not_divided() -> None:
     assert planned(1e9, of=profile("eager")).expert_split is None
