@@ -2,6 +2,7 @@
 # make test          the whole test suite
 # make zoo           every architecture of transformers on every placement: outputs, memory, weights; a table at the end
 # make zoo ONLY=kept  only those whose table the guide keeps; ended runs are taken up where they were
+# make zoo SHARD=3   the third of SHARDS parts that take equally long, by tests/zoo/durations.json; without a table
 # make compat        the names of accelerate's modules, counted; its own tests and scripts and peft's of offloading, fetched,
 #                    with bigmodel in accelerate's place,
 #                    and transformers' own of a checkout that TRANSFORMERS_SOURCE names; then those here that need
@@ -33,11 +34,14 @@ test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # What a commit has kept is not run again, so that a run may be ended and taken up later; changed files begin anew.
+SHARDS ?= 16
+PART := $(if $(SHARD),--splits $(SHARDS) --group $(SHARD) --splitting-algorithm least_duration)
 zoo: COMMIT := $(shell git describe --always --exclude '*' --abbrev=40 --dirty)
 zoo: $(VENV)/.ready-test
 	rm -rf build/zoo/*-dirty
-	BIGMODEL_ZOO=build/zoo/$(COMMIT) $(BIN)/python -m pytest tests/zoo -m "$(ONLY)" -n $(WORKERS) --dist worksteal; found=$$?; \
-	test $$found -gt 1 || $(BIN)/python -m tests.zoo.table build/zoo/$(COMMIT) benchmarks/results/zoo-virtual.json; exit $$found
+	BIGMODEL_ZOO=build/zoo/$(COMMIT) $(BIN)/python -m pytest tests/zoo -m "$(ONLY)" -n $(WORKERS) --dist worksteal \
+		--durations-path tests/zoo/durations.json $(PART) $(if $(RECORD),--store-durations); found=$$?; \
+	test $$found -gt 1 || test -n "$(SHARD)" || $(BIN)/python -m tests.zoo.table build/zoo/$(COMMIT) benchmarks/results/zoo-virtual.json; exit $$found
 
 compat: $(VENV)/.ready-test
 	$(PIP) install --quiet --constraint constraints.txt parameterized datasets evaluate timeout-decorator

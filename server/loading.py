@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from bigmodel.devices import accelerators, memory_allocated
 from bigmodel.errors import ServeError, SizeError
 from bigmodel.profile.trace.workload import DEFAULT_CONTEXT
+from bigmodel.server.adapters.files import Adapter, adapters_bytes, read_adapter
 from bigmodel.server.text.images import ImageSupport, largest_prompt
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class Loaded:
     """A model ready to serve; ``draft_model`` proposes tokens that it verifies.
 
     ``images`` is there for a model whose prompts may have images. ``checkpoint`` is a digest of the files it was loaded
-    from.
+    from. ``adapters`` are those that requests may name.
     """
 
     model: Any
@@ -38,6 +40,7 @@ class Loaded:
     draft_model: Any = None
     images: ImageSupport | None = None
     checkpoint: str | None = None
+    adapters: Seq[Adapter] = ()
 
 
 class LoadingCancelledError(ServeError):
@@ -115,11 +118,17 @@ class LoadOptions(TypedDict, total=False):
     sample_inputs: Mapping[str, torch.Tensor]
 
 
-def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadOptions]) -> Loaded:
-    """Load ``model`` (a folder or a Hub id), placed by plan, with its tokenizer.
+def load(
+    model: str,
+    *,
+    progress: Loading | None = None,
+    adapters: Mapping[str, str] | None = None,
+    **options: Unpack[LoadOptions],
+) -> Loaded:
+    """Load ``model`` (a folder or a Hub id), placed by plan, with its tokenizer, and ``adapters``: folders by name.
 
-    Memory for keys and values is planned for ``batch_size`` sequences of ``context_length`` tokens. Raises ServeError
-    when there is no tokenizer.
+    Memory for keys and values is planned for ``batch_size`` sequences of ``context_length`` tokens. What adapters take
+    is kept free on every device. Raises ServeError when there is no tokenizer, or an adapter that is not served.
     """
     from bigmodel.checkpoint.progress import watching
     from bigmodel.dispatch import from_pretrained, get_plan
@@ -130,6 +139,9 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     progress = progress or Loading()
     progress.begin("looking for the model")
     source = open_source(model, revision, trust_remote_code=trusted)  # raises before anything is loaded
+    read = [read_adapter(name, folder) for name, folder in (adapters or {}).items()]
+    if read:
+        options["max_memory"] = without_adapters(options.get("max_memory"), read)
     progress.begin("loading the tokenizer")
     tokenizer = load_tokenizer(model, revision, trusted)
     images = load_images(model, tokenizer, options)
@@ -137,7 +149,21 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     progress.begin("loading the weights")
     with watching(progress.report):
         placed = from_pretrained(model, per_pass=False, **options)  # the engine holds keys and values itself
-    return Loaded(placed, tokenizer, get_plan(placed), images=images, checkpoint=checkpoint_digest(source))
+    checkpoint = checkpoint_digest(source)
+    return Loaded(placed, tokenizer, get_plan(placed), images=images, checkpoint=checkpoint, adapters=read)
+
+
+def without_adapters(
+    budgets: Mapping[int | str | torch.device, int | str] | None, adapters: Seq[Adapter]
+) -> dict[int | str | torch.device, int | str]:
+    """Return budgets without what adapters take: where a model's modules run is not known before it is planned."""
+    from bigmodel.devices import DISK
+    from bigmodel.plan.result.budgets import read_budgets, with_headroom
+
+    known = read_budgets(budgets)
+    taken = adapters_bytes(adapters)
+    left = with_headroom(known) if budgets is None else known
+    return {key: size if key == DISK else max(size - taken, 0) for key, size in left.items()}
 
 
 class PlannedModel:
@@ -264,10 +290,15 @@ def _tokenizer(model: str, revision: str | None, trust_remote_code: bool) -> Any
 
 
 def load_with_draft(
-    model: str, draft_model: str | None, *, progress: Loading | None = None, **options: Unpack[LoadOptions]
+    model: str,
+    draft_model: str | None,
+    *,
+    progress: Loading | None = None,
+    adapters: Mapping[str, str] | None = None,
+    **options: Unpack[LoadOptions],
 ) -> Loaded:
     """As :func:`load`, with a draft model if given; that one is placed automatically, in its stored dtype."""
-    loaded = load(model, progress=progress, **options)
+    loaded = load(model, progress=progress, adapters=adapters, **options)
     return loaded if draft_model is None else with_draft(loaded, load(draft_model, progress=progress))
 
 

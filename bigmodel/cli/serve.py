@@ -75,6 +75,10 @@ _KEEP = typer.Option(min=0.001, help="Unload a model after so many seconds witho
 KeepAlive: TypeAlias = Annotated[float | None, _KEEP]
 _LOAD_TIMEOUT = typer.Option(min=0.001, help="Longest time in seconds that a request waits for its model to be loaded.")
 LoadTimeout: TypeAlias = Annotated[float, _LOAD_TIMEOUT]
+_LORA = typer.Option(
+    "--lora", help="NAME=FOLDER of a LoRA adapter, which requests ask for as model NAME; may be repeated."
+)
+Adapters: TypeAlias = Annotated[list[str] | None, _LORA]
 Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, balanced by Ray Serve.")]
 _CLUSTER = typer.Option(help="Address of the Ray cluster for replicas; auto: a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
@@ -120,6 +124,7 @@ def serve(
     batch_invariant: Invariant = True,
     draft_model: shared.DraftModel = None,
     draft_tokens: DraftTokens = 4,
+    lora: Adapters = None,
     prompt_lookup: shared.PromptLookup = 0,
     request_timeout: RequestTimeout = None,
     drain_timeout: DrainTimeout = 30.0,
@@ -142,7 +147,7 @@ def serve(
         from bigmodel.server import EngineOptions, Settings
         from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
         from bigmodel.server.loading import LoadOptions, parse_max_memory
-        from bigmodel.server.models.named import named_models
+        from bigmodel.server.models.named import named_adapters, named_models
 
         keys = (*(api_key or ()), *(_keys(api_key_file) if api_key_file else ()))
         kv_bytes = None if kv_memory is None else parse_size(kv_memory)
@@ -162,10 +167,11 @@ def serve(
         )
         served = named_models(models)
         first = next(iter(served))
+        adapters = named_adapters(lora or ())
         several = len(served) > 1
         if several:
             replicated = replicas > 1 or ray_address is not None
-            _refuse_for_several(served_model_name, draft_model, replicated, trust_remote_code)
+            _refuse_for_several(served_model_name, draft_model, replicated, trust_remote_code, bool(adapters))
         settings = Settings(
             served_model_name or first,
             keys,
@@ -178,6 +184,7 @@ def serve(
             telemetry,
             keep_alive,
             load_timeout,
+            tuple(adapters),
         )
         budgets = parse_max_memory(max_memory)
         options = LoadOptions(
@@ -195,7 +202,7 @@ def serve(
         if several:
             raise typer.Exit(_serve(_several(served, options, budgets), settings, host, port, log_level.value))
         options["max_memory"] = budgets
-        load_all = partial(_load, served[first], draft_model, options)
+        load_all = partial(_load, served[first], draft_model, adapters, options)
         if replicas == 1 and ray_address is None:
             raise typer.Exit(_serve(load_all, settings, host, port, log_level.value))
     raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
@@ -212,18 +219,24 @@ def _keys(path: Path) -> tuple[ApiKey, ...]:
         raise ServeError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
 
 
-def _load(model: str, draft_model: str | None, options: LoadOptions, progress: Loading) -> Loaded:
+def _load(
+    model: str, draft_model: str | None, adapters: Mapping[str, str], options: LoadOptions, progress: Loading
+) -> Loaded:
     from bigmodel.server.loading import load_with_draft
 
-    return load_with_draft(model, draft_model, progress=progress, **options)
+    return load_with_draft(model, draft_model, progress=progress, adapters=adapters, **options)
 
 
-def _refuse_for_several(name: str | None, draft: str | None, replicated: bool, trusted: bool) -> None:
+def _refuse_for_several(
+    name: str | None, draft: str | None, replicated: bool, trusted: bool, adapted: bool
+) -> None:
     """Refuse options that mean one model."""
     if name is not None:
         raise typer.BadParameter("--served-model-name names one model; write NAME=MODEL for each of several")
     if draft is not None:
         raise typer.BadParameter("--draft-model proposes tokens for one model; serve that one alone")
+    if adapted:
+        raise typer.BadParameter("--lora names adapters of one model; serve that one alone")
     if replicated:
         raise typer.BadParameter("--replicas and --ray-address copy a server of one model; serve that one alone")
     if trusted:

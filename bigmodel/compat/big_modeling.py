@@ -95,8 +95,10 @@ def refuse_recurrent_layers(model: Any) -> None:
     Raises:
         PlanError: The model's configuration names such layers.
     """
+    from ..profile.trace.workload import text_config
+
     config: Any = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = text_config(config) if hasattr(config, "get_text_config") else config
     recurrent = sorted({kind for kind in getattr(config, "layer_types", None) or () if "linear_attention" in kind})
     if recurrent:
         raise PlanError(

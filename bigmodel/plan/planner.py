@@ -17,6 +17,7 @@ from ..devices import (
     HOST,
     DeviceLike,
     accelerators,
+    format_size,
     parse_size,
 )
 from ..devices.cgroup import usable_cores
@@ -247,7 +248,19 @@ class _Request:
     notes: tuple[str, ...]
 
     def plan(self, profile: Profile) -> Plan:
-        """Return the plan of a profile."""
+        """Return the plan of a profile; it says if it leaves all accelerators idle."""
+        made = self._plan(profile)
+        return replace(made, notes=(*made.notes, *self._idle(made)))
+
+    def _idle(self, made: Plan) -> tuple[str, ...]:
+        given = {key: size for key, size in self.budgets.items() if is_accelerator(key) and size}
+        if not given or any(map(is_accelerator, made.execution.values())):
+            return ()
+        names = ", ".join(f"{device_name(key)} ({format_size(size)})" for key, size in given.items())
+        sooner = "" if self.offload == "stream" else ", or none runs sooner there"
+        return (f"the CPU runs everything: no part fits on {names} beside what a forward takes there{sooner}",)
+
+    def _plan(self, profile: Profile) -> Plan:
         if self.strict and profile.unknown:
             raise PlanError(f"{profile.name}: {profile.unknown}")
         profile = self._with_link_dtype(profile)
@@ -292,7 +305,8 @@ class _Request:
         if not self.is_predicted:
             return assembled(assignment)
         if known is None:
-            return replace(assembled(assignment), notes=(ANOTHER_MACHINE,))
+            made = assembled(assignment)
+            return replace(made, notes=(*made.notes, ANOTHER_MACHINE))
         return assembled(assignment, prediction=searcher.predict(capacity, assignment))
 
     def _greedy(self, profile: Profile, capacity: Capacity) -> tuple[Capacity, Assignment]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 
 from bigmodel.devices import format_size
 from bigmodel.errors import ServeError
+from bigmodel.server.adapters.files import Adapter
+from bigmodel.server.adapters.rows import Adapters
 from bigmodel.server.engine.budget import EngineOptions, KVBudget, kv_budget, sequences_at_once, tokens_of_a_step
 from bigmodel.server.engine.compute.choose_runner import choose_runner
 from bigmodel.server.engine.compute.draft import Drafter, ModelDrafter
@@ -38,6 +41,7 @@ def build_engine(
     *,
     draft_model: torch.nn.Module | None = None,
     checkpoint: str | None = None,
+    adapters: Seq[Adapter] = (),
     observer: Observer | None = None,
     on_failure: Callable[[BaseException], None] | None = None,
     around_step: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -45,7 +49,7 @@ def build_engine(
     """An engine for ``model``, not started yet; ``draft_model`` proposes tokens that the model verifies.
 
     ``checkpoint`` is what `checkpoint_digest` returned of the model's, for options with a ``prefix_folder``. For
-    ``around_step`` see :class:`.engine.Engine`.
+    ``around_step`` see :class:`.engine.Engine`. ``adapters`` are those that requests may name.
     """
     options = options or EngineOptions()
     model.eval()
@@ -54,6 +58,8 @@ def build_engine(
         if generates(model)
         else EncoderRunner(model)
     )
+    if adapters:
+        runner.adapters = make_adapters(model, adapters, runner)
     drafter = make_drafter(model, draft_model, options, runner)
     gathered = runner.gathered_per_token() if isinstance(runner, PackedRunner) else {}
     budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options, gathered)
@@ -126,6 +132,13 @@ def kv_maker(runner: Runner, positions: int) -> Callable[[], SequenceKV]:
     if on_host or not isinstance(runner, PackedRunner):
         return SequenceKV
     return partial(PagedKV, KVArena(positions))
+
+
+def make_adapters(model: torch.nn.Module, adapters: Seq[Adapter], runner: Runner) -> Adapters:
+    """Return the adapters of ``model``. Raises ServeError for one that is not the model's, or a model that has none."""
+    if isinstance(runner, EncoderRunner) or takes_images(model):
+        raise ServeError(f"adapters of {type(model).__name__} are not served: those of models of text alone are")
+    return Adapters(model, adapters, runner.row_multiple)
 
 
 def make_drafter(

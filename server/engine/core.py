@@ -210,7 +210,7 @@ class EngineCore:
             if sequence.params.prompt_logprobs and rows is not None and not sequence.output:
                 self._note_prompt_logprobs(sequence, start, rows)
             if sequence.computed >= prompt and sequence.kv is not None and sequence.request.media is None:
-                self.scheduler.prefix.insert(sequence.kv, sequence.request.prompt)
+                self.scheduler.prefix.insert(sequence.kv, sequence.request.prompt, sequence.request.adapter)
         if sequence.pooler is not None:
             if rows is not None:
                 sequence.pooler.add(rows, sequence.computed)

@@ -50,6 +50,7 @@ async def _completed(body: CompletionBody, http: HTTPRequest, model: RunningMode
         raise bad_value("max_tokens", "max_tokens=0 is only allowed with echo=true")
     mailbox = state_of(http).mailbox(at_once=not body.stream)
     grammar = await grammar_of(body, model, http)
+    adapter = model.adapter_of(body.model)
     requests = []
     for number, prompt in enumerate(prompts):
         params = sampling_params(
@@ -60,11 +61,11 @@ async def _completed(body: CompletionBody, http: HTTPRequest, model: RunningMode
             prompt_logprobs=echo and body.logprobs is not None,
             grammar=grammar,
         )
-        requests.append(make_request(http, body, prompt, params, mailbox.sink(number)))
+        requests.append(make_request(http, body, prompt, params, mailbox.sink(number), adapter=adapter))
     answer = CompletionAnswer(
         f"cmpl-{uuid.uuid4().hex}",
         int(time.time()),
-        model.name,
+        model.name_of(body.model),
         prompts,
         body.n or 1,
         codec,

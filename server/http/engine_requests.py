@@ -43,6 +43,7 @@ def make_request(
     params: SamplingParams,
     sink: Sink,
     media: Mapping[str, torch.Tensor] | None = None,
+    adapter: str = "",
 ) -> Request:
     """An engine request with its deadline, in the name of the client's key."""
     limits = [t for t in (body.timeout, state_of(http).settings.request_timeout) if t is not None]
@@ -57,6 +58,7 @@ def make_request(
         client=http.scope.get(KEY, ""),
         priority=body.priority,
         media=media,
+        adapter=adapter,
     )
     telemetry = state_of(http).telemetry
     if telemetry is not None:

@@ -15,7 +15,6 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from bigmodel.server.http.state import ServerState, state_of
-from bigmodel.server.models.served import ServedModel
 
 router = APIRouter()
 
@@ -24,7 +23,7 @@ router = APIRouter()
 async def models(http: HTTPRequest) -> dict[str, Any]:
     """The models of this server, with the fields of OpenAI's list and of Anthropic's."""
     state = state_of(http)
-    entries = [_model_entry(state, served) for served in state.models.values()]
+    entries = [_model_entry(state, name) for name in (*state.models, *state.adapters)]
     ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"]}
     return {"object": "list", "data": entries, "has_more": False, **ends}
 
@@ -34,16 +33,19 @@ async def model(name: str, http: HTTPRequest) -> dict[str, Any]:
     """The model ``name``, or 404."""
     state = state_of(http)
     state.check_model(name)
-    return _model_entry(state, state.models[name])
+    return _model_entry(state, name)
 
 
-def _model_entry(state: ServerState, served: ServedModel) -> dict[str, Any]:
-    name = served.name
+def _model_entry(state: ServerState, name: str) -> dict[str, Any]:
+    """An entry of the list; that of an adapter names its base model as `parent`."""
+    served = state.models.get(name) or state.adapters[name]
     entry: dict[str, Any] = {"id": name, "object": "model", "created": state.created, "owned_by": "bigmodel"}
     created = datetime.fromtimestamp(state.created, timezone.utc).isoformat()
     entry |= {"type": "model", "display_name": name, "created_at": created, "lifecycle": "active"}
     if served.longest:
         entry["max_model_len"] = served.longest
+    if name not in state.models:
+        entry["parent"] = served.name
     return entry
 
 

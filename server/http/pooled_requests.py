@@ -97,8 +97,8 @@ class PooledTexts(Generic[T]):
         return [self._kept.get(number) or self._tokenise(number, self._given[number]) for number in numbers]
 
 
-async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> torch.Tensor:
-    """Return the vectors [texts, width], on the host.
+async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T], adapter: str = "") -> torch.Tensor:
+    """Return the vectors [texts, width], on the host, as the model with ``adapter`` gives them; "": without one.
 
     All are checked before the first is computed. The engine is given as many at once as it computes at once, and half
     as many where it also generates. Raises a 429 if there is no place for the first of them; the others wait for
@@ -116,7 +116,9 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T]) -> to
         for number, text in enumerate(part):
             params = SamplingParams(max_tokens=0, pooling=text.pooling)
             sink, client = mailbox.sink(number), http.scope.get(KEY, "")
-            requests.append(Request(engine_id(http), text.tokens, params, sink, deadline=deadline, client=client))
+            name = engine_id(http)
+            made = Request(name, text.tokens, params, sink, deadline=deadline, client=client, adapter=adapter)
+            requests.append(made)
         await _submit(engine, requests, waits=begin > 0, deadline=deadline)
         joined = JoinedRequests(engine, requests, mailbox)
         try:

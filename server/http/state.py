@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from fastapi import Request as HTTPRequest
 
+from bigmodel.errors import ServeError
 from bigmodel.server.answers.parsers.formats import AUTO, check_names
 from bigmodel.server.engine.budget import EngineOptions
 from bigmodel.server.http.client_limits import Shares
@@ -56,9 +57,11 @@ class Settings:
         telemetry: Whether requests have OpenTelemetry's spans.
         keep_alive: Seconds without requests after which a model is unloaded; None: never.
         load_timeout: Seconds that a request waits for its model to be loaded, where models come and go.
+        adapters: Names of the LoRA adapters that the model is loaded with: requests name them as models.
 
     Raises:
-        ServeError: A key is empty, or begins or ends with a space, or there is no such parser.
+        ServeError: A key is empty, or begins or ends with a space, there is no such parser, or an adapter has the
+            model's name.
     """
 
     model_name: str
@@ -72,10 +75,13 @@ class Settings:
     telemetry: bool = False
     keep_alive: float | None = None
     load_timeout: float = 120.0
+    adapters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_names(self.tool_parser, self.reasoning_parser)
         self.named_keys  # noqa: B018  # raises for a wrong one
+        if self.model_name in self.adapters:
+            raise ServeError(f"an adapter is called '{self.model_name}' as the model is; give it another name")
 
     @property
     def named_keys(self) -> tuple[ApiKey, ...]:
@@ -123,6 +129,7 @@ class ServerState:
             self.pool = ModelPool([ServedModel(self.settings.model_name)])
         self.models = self.pool.models
         self.first = self.pool.first
+        self.adapters = dict.fromkeys(self.settings.adapters, self.first)
 
     @property
     def several(self) -> bool:
@@ -191,7 +198,7 @@ class ServerState:
             ClientGoneError: The client left meanwhile.
         """
         self._refuse_if_closed()
-        served = self.first if name is None or not self.several else self.models.get(name)
+        served = self.first if name is None or not self.several else {**self.adapters, **self.models}.get(name)
         if served is None:
             raise self._unknown(name)
         if served.running is None or served.closing:
@@ -236,11 +243,11 @@ class ServerState:
 
     def check_model(self, name: str | None) -> None:
         """Raise a 404 unless ``name`` is that of a model."""
-        if name is not None and name not in self.models:
+        if name is not None and name not in self.models and name not in self.adapters:
             raise self._unknown(name)
 
     def _unknown(self, name: str | None) -> APIError:
-        known = ", ".join(f"'{each}'" for each in self.models)
+        known = ", ".join(f"'{each}'" for each in (*self.models, *self.adapters))
         why = f"the model '{name}' does not exist; this server has {known}"
         return APIError(404, why, param="model", code="model_not_found")
 

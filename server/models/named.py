@@ -1,4 +1,4 @@
-"""The models that a command names: their names for clients, and that they are there."""
+"""The models and adapters that a command names: their names for clients, and that they are there."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ def named_models(given: Iterable[str]) -> dict[str, str]:
                 f"two models are called '{name}': {found[name]} and {model}; give one another name, as in OTHER={model}"
             )
         found[name] = model
+    return found
+
+
+def named_adapters(given: Iterable[str]) -> dict[str, str]:
+    """Folders of adapters by name for clients, of ``NAME=FOLDER``. Raises ServeError for another form, or a name twice."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, folder = text.partition("=")
+        if not (name and equals and folder):
+            raise ServeError(f"--lora: '{text}' is not NAME=FOLDER, as in legal=adapters/legal")
+        if name in found:
+            raise ServeError(f"two adapters are called '{name}': {found[name]} and {folder}")
+        found[name] = folder
     return found
 
 

@@ -84,6 +84,7 @@ class RunningModel:
             options,
             draft_model=loaded.draft_model,
             checkpoint=loaded.checkpoint,
+            adapters=loaded.adapters,
             observer=observer,
             on_failure=on_failure,
             around_step=around_step,
@@ -114,6 +115,15 @@ class RunningModel:
     def weights(self) -> dict[str, int]:
         """Bytes of weights by device: placement does not change while the model is served."""
         return weight_bytes(self.model)
+
+    def name_of(self, wanted: str | None) -> str:
+        """The name that answers have: the adapter's that a request names, else the model's."""
+        return self.adapter_of(wanted) or self.name
+
+    def adapter_of(self, wanted: str | None) -> str:
+        """The adapter that a request names; "" where it is the model itself."""
+        adapters = self.engine.core.runner.adapters
+        return wanted if wanted is not None and adapters is not None and wanted in adapters.names else ""
 
     def grammar_compiler(self) -> GrammarCompiler:
         """The grammar compiler, made at first use. Thread-safe."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM
 
 from bigmodel.cli.main import run
 from bigmodel.devices.empty import init_empty_weights
@@ -198,6 +198,17 @@ def test_a_huge_checkpoint_is_planned_from_its_headers(tmp_path: Path, capsys: p
     assert run(["plan", str(tmp_path), "--max-memory", "cpu=60GiB", "--context", "512", "--json"]) == 0
     plan = Plan.from_json(capsys.readouterr().out)
     assert plan.devices["cpu"].weights + plan.devices["disk"].weights == offset > 8 * 10**11
+
+
+@pytest.mark.slow
+def test_a_config_that_holds_an_infinity_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64, "state_size": 8, "chunk_size": 16}
+    Mamba2ForCausalLM(Mamba2Config(num_heads=8, head_dim=8, n_groups=1, **sizes)).save_pretrained(tmp_path)
+    assert "Infinity" in (tmp_path / "config.json").read_text()
+    assert run(["plan", str(tmp_path), "--max-memory", "cpu=1GB", "--context", "16", "--json"]) == 0
+    plan = Plan.from_json(capsys.readouterr().out)
+    assert plan.devices["cpu"].activations > 0
+    assert not plan.guarded
 
 
 @pytest.mark.slow

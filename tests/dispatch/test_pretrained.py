@@ -21,7 +21,10 @@ from transformers import (
     SwitchTransformersForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
+    T5GemmaConfig,
+    T5GemmaForConditionalGeneration,
 )
+from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
 
 from bigmodel.checkpoint import mapped_region
 from bigmodel.devices import max_memory_allocated
@@ -217,9 +220,17 @@ def bamba() -> BambaForCausalLM:
     return BambaForCausalLM(BambaConfig(**sizes, **heads, **state)).eval()
 
 
+def t5gemma() -> T5GemmaForConditionalGeneration:
+    """A model of two text configs, of which `get_text_config` cannot choose one."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    half = T5GemmaModuleConfig(**sizes, **heads)
+    return T5GemmaForConditionalGeneration(T5GemmaConfig(half, half, vocab_size=64)).eval()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("make", slow_but([bamba], [marian, switch, gemma3n, bamba]))
+@pytest.mark.parametrize("make", slow_but([bamba], [marian, switch, gemma3n, bamba, t5gemma]))
 def test_families_with_ways_of_their_own_load_and_give_the_bits_of_the_resident_model(
     make: Callable[[], PreTrainedModel], tmp_path: Path
 ) -> None:

@@ -150,6 +150,12 @@ def test_no_time_is_predicted_for_devices_of_another_machine() -> None:
     assert any("no time is predicted" in note for note in found.notes)
 
 
+def test_a_plan_without_a_prediction_keeps_its_other_notes() -> None:
+    virtual.disable()
+    found = plan(replace(profile(), unknown="images are not known"), {0: "3MB", "cpu": "1GB"}, objective="latency")
+    assert any("images are not known" in note for note in found.notes)
+
+
 def test_a_model_of_unknown_inputs_is_planned_greedily_without_time() -> None:
     model = on_meta(Stack, depth=6)
     found = plan(model, {0: 20_000, "cpu": 10**6}, machine=MACHINE)
@@ -430,6 +436,18 @@ def test_a_device_with_a_budget_of_zero_is_not_used() -> None:
     made = make_plan(llama_profile(), {0: 0, 1: "10MB", "cpu": 0})
     assert set(made.device_map.values()) == {1}
     assert made.main_device == 1
+
+
+@pytest.mark.parametrize("main_device", [None, 0])
+def test_a_plan_says_that_it_leaves_all_accelerators_idle(main_device: int | None) -> None:
+    profile = llama_profile()
+    idle = make_plan(profile, {0: "1KB", "cpu": "100MB"}, main_device=main_device)
+    assert set(idle.execution.values()) == {"cpu"}
+    [note] = [note for note in idle.notes if "the CPU runs everything" in note]
+    assert "virtual:0 (1000 B)" in note
+    assert note in idle.explain()
+    for budgets in ({0: "100MB", "cpu": "100MB"}, {0: 0, "cpu": "100MB"}, {"cpu": "100MB"}):
+        assert not any("the CPU runs everything" in note for note in make_plan(profile, budgets).notes)
 
 
 def test_a_model_that_does_not_fit_is_an_error_with_sufficient_budgets() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bigmodel.errors import ServeError
+from bigmodel.server.adapters.rows import Adapters
 from bigmodel.server.engine.compute.host_linear import HostLinear
 from bigmodel.server.engine.compute.runner import input_device, readable
 from bigmodel.server.engine.scheduling.request import Sequence
@@ -35,6 +36,7 @@ class EncoderRunner:
     name = "encoder"
     row_multiple = 1
     host_linear: HostLinear = "torch"
+    adapters: Adapters | None = None
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model

@@ -131,6 +131,7 @@ class MediaRunner:
     def __init__(self, inner: Runner, model: torch.nn.Module) -> None:
         self.inner = inner
         self.name, self.row_multiple, self.host_linear = inner.name, inner.row_multiple, inner.host_linear
+        self.adapters = inner.adapters
         self.model = model
         self.device = input_device(model)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from bigmodel.server.adapters.rows import Adapters, Rows, adapting
 from bigmodel.server.engine.compute.hidden import taking_states
 from bigmodel.server.engine.compute.host_linear import HostLinear
 from bigmodel.server.engine.compute.runner import input_device, readable
@@ -32,6 +33,7 @@ class PlainRunner:
         self.model = model
         self.device = input_device(model)
         self.cached = cached
+        self.adapters: Adapters | None = None
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in _CACHE_NAMES if name in parameters), None)
         self._takes_positions = "position_ids" in parameters
@@ -40,7 +42,12 @@ class PlainRunner:
 
     def run(self, batch: Seq[ScheduledTokens]) -> list[torch.Tensor | None]:
         """See :meth:`.runner.Runner.run`."""
-        return [self._run_one(scheduled) for scheduled in batch]
+        found = []
+        for scheduled in batch:
+            rows = Rows(scheduled.sequence.request.adapter, 0, len(scheduled.sequence))
+            with adapting(self.adapters, [rows]):
+                found.append(self._run_one(scheduled))
+        return found
 
     def _run_one(self, scheduled: ScheduledTokens) -> torch.Tensor | None:
         sequence, start = scheduled.sequence, scheduled.sequence.computed

@@ -16,6 +16,7 @@ import torch
 
 from bigmodel.devices import HOST
 from bigmodel.devices.pinned import on_device
+from bigmodel.server.adapters.rows import Adapters, Rows, adapting
 from bigmodel.server.engine.compute.attention import NAME, RaggedCache, Span, ragged_step, register
 from bigmodel.server.engine.compute.hidden import taking_states
 from bigmodel.server.engine.compute.host_linear import (
@@ -30,11 +31,15 @@ from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 
 
 class Runner(Protocol):
-    """Computes steps; ``row_multiple`` and ``host_linear`` say how (see :mod:`.host_linear`)."""
+    """Computes steps; ``row_multiple`` and ``host_linear`` say how (see :mod:`.host_linear`).
+
+    ``adapters`` are added to the rows of sequences that ask for one.
+    """
 
     name: str
     row_multiple: int
     host_linear: HostLinear
+    adapters: Adapters | None
 
     def run(self, batch: Seq[ScheduledTokens]) -> list[torch.Tensor | None]:
         """Logits of each entry: [tokens, vocabulary], or None where the step does not reach the sequence's end.
@@ -71,7 +76,8 @@ def readable(logits: torch.Tensor) -> torch.Tensor:
 class PackedTokens:
     """``tokens`` of one sequence from position ``start`` on.
 
-    Logits of the last ``keep`` of them are wanted, or their states where it is ``pooled``.
+    Logits of the last ``keep`` of them are wanted, or their states where it is ``pooled``. ``adapter`` names the LoRA
+    adapter that computes them; "": none.
     """
 
     kv: SequenceKV
@@ -80,6 +86,7 @@ class PackedTokens:
     prompt_length: int
     keep: int
     pooled: bool = False
+    adapter: str = ""
 
 
 def _packed_tokens(scheduled: ScheduledTokens) -> PackedTokens:
@@ -89,7 +96,8 @@ def _packed_tokens(scheduled: ScheduledTokens) -> PackedTokens:
     pooled = scheduled.pooled_rows
     keep = len(tokens) if scheduled.all_logits else (1 + len(scheduled.draft)) * scheduled.samples
     keep = keep if pooled is None else pooled
-    return PackedTokens(sequence.kv, tokens, start, sequence.prompt_length, keep, pooled is not None)
+    adapter = sequence.request.adapter
+    return PackedTokens(sequence.kv, tokens, start, sequence.prompt_length, keep, pooled is not None, adapter)
 
 
 class PackedRunner:
@@ -113,6 +121,7 @@ class PackedRunner:
         if row_multiple == "auto":
             row_multiple = probe_row_multiple(model, self.device, linear_of(self.host_linear))
         self.row_multiple = int(row_multiple)
+        self.adapters: Adapters | None = None
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, batch: Seq[ScheduledTokens]) -> list[torch.Tensor | None]:
@@ -126,13 +135,16 @@ class PackedRunner:
         spans: list[Span] = []
         keep: list[int] = []
         pooled: list[int] = []
+        adapted: list[Rows] = []
         for packed in batch:
             end = packed.start + len(packed.tokens)
             spans.append(Span(packed.kv, len(tokens), packed.start, end, packed.prompt_length))
+            adapted.append(Rows(packed.adapter, len(tokens), len(tokens) + len(packed.tokens)))
             tokens += packed.tokens
             positions += range(packed.start, end)
             (pooled if packed.pooled else keep).extend(range(len(tokens) - packed.keep, len(tokens)))
-        logits, states = self._forward_with_states(tokens, positions, RaggedCache(spans), keep, pooled)
+        with adapting(self.adapters, adapted):
+            logits, states = self._forward_with_states(tokens, positions, RaggedCache(spans), keep, pooled)
         rows = iter(logits.split([packed.keep for packed in batch if not packed.pooled]))
         vectors = iter(() if states is None else states.split([packed.keep for packed in batch if packed.pooled]))
         found = [next(vectors, None) if packed.pooled else next(rows) for packed in batch]

@@ -14,7 +14,8 @@ from bigmodel.server.engine.kv.arena import Page, PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
 from bigmodel.server.engine.kv.prefix_files import BlockFile, HostBlock, LayerKV, PrefixFiles
 
-Key = tuple[int, tuple[int, ...]]  # serial of the parent block (0: none), and the tokens of this one
+Key = tuple[int | str, tuple[int, ...]]
+"""Serial of the parent block, or for a first one the name of the adapter that computes it ("": none); and the tokens."""
 
 _serials = itertools.count(1)
 
@@ -54,25 +55,26 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def match(self, prompt: list[int]) -> int:
+    def match(self, prompt: list[int], adapter: str = "") -> int:
         """Number of leading tokens of ``prompt`` that are cached; fewer than all, so that the last one gives logits."""
-        return PROMPT_BLOCK * len(self._walk(prompt, (len(prompt) - 1) // PROMPT_BLOCK))
+        return PROMPT_BLOCK * len(self._walk(prompt, (len(prompt) - 1) // PROMPT_BLOCK, adapter))
 
-    def copy_into(self, kv: SequenceKV, prompt: list[int], tokens: int) -> None:
+    def copy_into(self, kv: SequenceKV, prompt: list[int], tokens: int, adapter: str = "") -> None:
         """Give ``kv`` the first ``tokens`` cached positions of ``prompt``."""
-        for index, block in enumerate(self._walk(prompt, tokens // PROMPT_BLOCK)):
+        for index, block in enumerate(self._walk(prompt, tokens // PROMPT_BLOCK, adapter)):
             kv.put(index, block.content)
 
-    def insert(self, kv: SequenceKV, prompt: list[int]) -> None:
+    def insert(self, kv: SequenceKV, prompt: list[int], adapter: str = "") -> None:
         """Cache the whole blocks of a computed ``prompt``, as far as the pool has free positions.
 
-        Blocks beyond them go to the files, as far as these accept them now.
+        Blocks beyond them go to the files, as far as these accept them now; those of adapters do not.
         """
         if not self.enabled:
             return
         blocks = len(prompt) // PROMPT_BLOCK
-        path = self._walk(prompt, blocks)
-        files = self.files.of(prompt, blocks) if self.files is not None and len(path) < blocks else []
+        path = self._walk(prompt, blocks, adapter)
+        to_files = self.files is not None and not adapter
+        files = self.files.of(prompt, blocks) if self.files is not None and to_files and len(path) < blocks else []
         for index in range(len(path), blocks):
             if not self.pool.take(PROMPT_BLOCK):
                 self._write_from(kv, files, index)
@@ -82,8 +84,8 @@ class PrefixCache:
             except BaseException:
                 self.pool.give_back(PROMPT_BLOCK)
                 raise
-            self._keep(path, prompt, block)
-            if self.files is not None and not self.files.has(files[index]):
+            self._keep(path, prompt, block, adapter)
+            if self.files is not None and to_files and not self.files.has(files[index]):
                 path[-1].unwritten = files[index]
                 self._unwritten.append(path[-1])
 
@@ -94,9 +96,9 @@ class PrefixCache:
             if not self.files.has(file):
                 self.files.write(file, HostBlock.copy_of(_layers(_cut(kv, index))))
 
-    def files_after(self, prompt: list[int], tokens: int) -> list[BlockFile]:
-        """Files of ``prompt`` after its first ``tokens``, whether they exist or not."""
-        if not self.enabled or self.files is None:
+    def files_after(self, prompt: list[int], tokens: int, adapter: str = "") -> list[BlockFile]:
+        """Files of ``prompt`` after its first ``tokens``, whether they exist or not; none where an adapter computes."""
+        if not self.enabled or self.files is None or adapter:
             return []
         last = (len(prompt) - 1) // PROMPT_BLOCK  # fewer than all, so that the last token gives logits
         return self.files.of(prompt, last)[tokens // PROMPT_BLOCK :]
@@ -123,9 +125,9 @@ class PrefixCache:
             self._keep(path, prompt, PrefixBlock(content, path[-1] if path else None))
         return len(found)
 
-    def _keep(self, path: list[PrefixBlock], prompt: list[int], block: PrefixBlock) -> None:
+    def _keep(self, path: list[PrefixBlock], prompt: list[int], block: PrefixBlock, adapter: str = "") -> None:
         """Put a block behind those of ``path``, its beginning."""
-        self._blocks[_key(block.parent, prompt, len(path))] = block
+        self._blocks[_key(block.parent, prompt, len(path), adapter)] = block
         path.append(block)
         if block.parent is not None:
             block.parent.children += 1
@@ -169,11 +171,11 @@ class PrefixCache:
         """Evict everything."""
         self.shrink(self.pool.free + PROMPT_BLOCK * len(self._blocks))
 
-    def _walk(self, prompt: list[int], limit: int) -> list[PrefixBlock]:
+    def _walk(self, prompt: list[int], limit: int, adapter: str = "") -> list[PrefixBlock]:
         """Cached blocks that ``prompt`` begins with, at most ``limit``; marks them as recently used."""
         path: list[PrefixBlock] = []
         while self.enabled and len(path) < limit:
-            key = _key(path[-1] if path else None, prompt, len(path))
+            key = _key(path[-1] if path else None, prompt, len(path), adapter)
             block = self._blocks.get(key)
             if block is None:
                 break
@@ -190,8 +192,8 @@ class PrefixCache:
         self.pool.give_back(PROMPT_BLOCK)
 
 
-def _key(parent: PrefixBlock | None, prompt: list[int], index: int) -> Key:
-    return (parent.serial if parent else 0, tuple(prompt[index * PROMPT_BLOCK : (index + 1) * PROMPT_BLOCK]))
+def _key(parent: PrefixBlock | None, prompt: list[int], index: int, adapter: str) -> Key:
+    return (parent.serial if parent else adapter, tuple(prompt[index * PROMPT_BLOCK : (index + 1) * PROMPT_BLOCK]))
 
 
 def _cut(kv: SequenceKV, index: int) -> object:

@@ -161,7 +161,7 @@ class Request:
 
     ``deadline`` is in seconds of :func:`time.monotonic`, or None. ``client`` names whose request it is: clients take
     turns. Of the requests of one that wait, those of the lowest ``priority`` come first. ``media``: what the model's
-    forward takes beside the tokens of a prompt with images.
+    forward takes beside the tokens of a prompt with images. ``adapter``: name of the LoRA adapter; "": none.
     """
 
     request_id: str
@@ -173,6 +173,7 @@ class Request:
     client: str = ""
     priority: int = 0
     media: Mapping[str, torch.Tensor] | None = None
+    adapter: str = ""
     trace: Any = None  # what its spans belong to, where there is telemetry
     arrived: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None

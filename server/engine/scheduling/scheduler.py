@@ -96,7 +96,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        if sequence.index == 0 and sequence.request.media is None:
+        if sequence.index == 0 and sequence.request.media is None and not sequence.request.adapter:
             self.prefix.read_ahead(sequence.request.prompt)
         self.waiting.append(sequence)
 
@@ -195,10 +195,10 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Start the first waiting sequence from its cached prefix; False when memory is short."""
-        prompt = sequence.request.prompt
+        prompt, adapter = sequence.request.prompt, sequence.request.adapter
         # One position beyond the tokens at hand: a new sequence is not preempted at its first token.
         capacity = min(round_up(len(sequence) + 1), self.pool.capacity)
-        self.prefix.match(prompt)  # marks the blocks as recently used: `_extend` evicts others first
+        self.prefix.match(prompt, adapter)  # marks the blocks as recently used: `_extend` evicts others first
         kv = self._new_kv()
         if not self._extend(kv, capacity):
             return False
@@ -208,9 +208,9 @@ class Scheduler:
             pooling = sequence.params.pooling
             whole = sequence.params.prompt_logprobs or (pooling is not None and pooling.all_rows)
             whole = whole or sequence.request.media is not None
-            cached = 0 if whole else self.prefix.match(prompt)
-            self.prefix.copy_into(kv, prompt, cached)
-            sequence.on_file = [] if whole else self.prefix.files_after(prompt, cached)
+            cached = 0 if whole else self.prefix.match(prompt, adapter)
+            self.prefix.copy_into(kv, prompt, cached, adapter)
+            sequence.on_file = [] if whole else self.prefix.files_after(prompt, cached, adapter)
         except BaseException:
             self.pool.give_back(capacity)
             raise
