@@ -227,9 +227,7 @@ def _load(
     return load_with_draft(model, draft_model, progress=progress, adapters=adapters, **options)
 
 
-def _refuse_for_several(
-    name: str | None, draft: str | None, replicated: bool, trusted: bool, adapted: bool
-) -> None:
+def _refuse_for_several(name: str | None, draft: str | None, replicated: bool, trusted: bool, adapted: bool) -> None:
     """Refuse options that mean one model."""
     if name is not None:
         raise typer.BadParameter("--served-model-name names one model; write NAME=MODEL for each of several")

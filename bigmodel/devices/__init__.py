@@ -26,7 +26,7 @@ from .names import (
     torch_device,
 )
 from .sizes import format_size, parse_size
-from .streams import CopyStream, Event, copy_stream
+from .streams import CopyStream, Event, copy_stream, wait_for_copies
 
 __all__ = [
     "DISK",
@@ -53,6 +53,7 @@ __all__ = [
     "torch_device",
     "total_host_bytes",
     "virtual",
+    "wait_for_copies",
 ]
 
 virtual.enable_from_environment()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -145,6 +146,19 @@ class PastEvent:
 PAST = PastEvent()
 
 
+_device_streams: weakref.WeakSet[DeviceCopyStream] = weakref.WeakSet()
+
+
+def wait_for_copies() -> None:
+    """Block the calling thread until no copy stream of a device reads host memory any more.
+
+    Worker threads are not waited for: what they read while it was written is never computed with, as compute is
+    launched once they are done, and memory that was written to since is fetched again.
+    """
+    for stream in list(_device_streams):
+        stream.synchronize()
+
+
 class DeviceCopyStream:
     """A copy stream backed by a stream of the device; the host does not wait."""
 
@@ -152,6 +166,11 @@ class DeviceCopyStream:
         self._module: Any = torch.get_device_module(device.type)
         self._device = device
         self._stream = self._module.Stream(device=device)
+        _device_streams.add(self)
+
+    def synchronize(self) -> None:
+        """Block the calling thread until all queued work is done."""
+        self._stream.synchronize()
 
     def submit(self, work: Callable[[], None], after: Sequence[Event] = (), nbytes: int | None = None) -> Event:
         for event in after:

@@ -101,10 +101,10 @@ def read_adapter(name: str, folder: str | Path) -> Adapter:
             raise ServeError(f"adapter '{name}': {weights} holds '{key}', which is no low rank of a module's weight")
         halves.setdefault(found["module"], {})[found["half"]] = key
     tensors = load_file(weights)
-    parts = {
-        module: _part(f"adapter '{name}': {module}", module, {half: tensors[key] for half, key in keys.items()}, settings)
-        for module, keys in halves.items()
-    }
+    parts = {}
+    for module, keys in halves.items():
+        found_halves = {half: tensors[key] for half, key in keys.items()}
+        parts[module] = _part(f"adapter '{name}': {module}", module, found_halves, settings)
     if not parts:
         raise ServeError(f"adapter '{name}': {weights} holds no low ranks")
     return Adapter(name, parts)

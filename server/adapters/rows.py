@@ -144,7 +144,9 @@ def _check(adapter: str, model: nn.Module, name: str, part: LowRank) -> None:
     if widths is None:
         raise ServeError(f"{where} is a {type(module).__name__}; adapters of linear layers are served")
     if module is getattr(model, "get_output_embeddings", lambda: None)():
-        raise ServeError(f"{where} gives the logits, which are computed for some rows only; adapters of it are not served")
+        raise ServeError(
+            f"{where} gives the logits, which are computed for some rows only; adapters of it are not served"
+        )
     made_for = part.down.shape[1], len(part.up)
     if widths != made_for:
         raise ServeError(
@@ -152,11 +154,13 @@ def _check(adapter: str, model: nn.Module, name: str, part: LowRank) -> None:
             f"{made_for[1]}: it is another model's"
         )
     if ".experts." in f".{name}.":
-        raise ServeError(f"{where} is an expert, which sees the tokens that were sent to it; adapters of it are not served")
+        raise ServeError(
+            f"{where} is an expert, which sees the tokens that were sent to it; adapters of it are not served"
+        )
 
 
 def _widths(module: nn.Module) -> tuple[int, int] | None:
-    """Input and output width of a linear layer of PyTorch, of a quantised one, or of GPT-2's; None for another module."""
+    """Input and output width of a linear layer: PyTorch's, a quantised one, or GPT-2's; None for another module."""
     taken, given = getattr(module, "in_features", None), getattr(module, "out_features", None)
     if isinstance(taken, int) and isinstance(given, int):
         return taken, given

@@ -27,7 +27,7 @@ def named_models(given: Iterable[str]) -> dict[str, str]:
 
 
 def named_adapters(given: Iterable[str]) -> dict[str, str]:
-    """Folders of adapters by name for clients, of ``NAME=FOLDER``. Raises ServeError for another form, or a name twice."""
+    """Folders of adapters by name for clients, of ``NAME=FOLDER``. Raises ServeError for others, and a name twice."""
     found: dict[str, str] = {}
     for text in given:
         name, equals, folder = text.partition("=")

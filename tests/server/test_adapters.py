@@ -31,7 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(folder: Path) -> Iterator[httpx.Client]:
     def loader(progress: Any) -> Any:
         adapters = {"legal": str(folder / "legal")}
-        return load(str(folder / "model"), progress=progress, adapters=adapters, max_memory={"cpu": "1GB"}, context_length=256)
+        return load(
+            str(folder / "model"), progress=progress, adapters=adapters, max_memory={"cpu": "1GB"}, context_length=256
+        )
 
     settings = Settings("tiny", engine=EngineOptions(max_sequences=4, max_length=256), adapters=("legal",))
     app = create_app(loader=loader, settings=settings)
@@ -101,7 +103,8 @@ def test_an_adapter_cannot_have_the_models_name() -> None:
 def test_budgets_are_planned_without_what_adapters_take(folder: Path) -> None:
     adapters = {"legal": str(folder / "legal")}
     plain, loaded = (
-        load(str(folder / "model"), adapters=each, max_memory={"cpu": "10MB"}, context_length=256) for each in ({}, adapters)
+        load(str(folder / "model"), adapters=each, max_memory={"cpu": "10MB"}, context_length=256)
+        for each in ({}, adapters)
     )
     [adapter] = loaded.adapters
     assert plain.plan.devices["cpu"].budget - loaded.plan.devices["cpu"].budget > adapter.nbytes

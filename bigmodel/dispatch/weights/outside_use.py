@@ -12,6 +12,9 @@ With several devices, weights that stay where they are may be used by code that 
 Tensors keep their identity: only their class changes, and changes back when the model is undispatched. Inside the
 forward of their unit none of this code runs.
 
+Forwards return before the copies that they have queued are done. Code that writes to a weight on the host, or is given
+its memory, therefore waits for the copies under way: else these would copy some of what it writes.
+
 Some code writes to a weight without increasing its version counter: through ``.data``, through an array of numpy, in
 kernels of fused optimizers. Blocks that are on the device would be used as they were. What gives out a weight's memory
 is therefore counted here (`EXPOSURES`), and so are the steps of optimizers. As long as an array, or anything else that
@@ -30,7 +33,7 @@ from torch import nn
 from torch._C import DisableTorchFunctionSubclass
 from torch.optim.optimizer import Optimizer
 
-from ...devices import HOST
+from ...devices import HOST, wait_for_copies
 from ...devices.nested import iter_tensors, map_tensors
 from ...devices.virtual import VirtualTensor
 
@@ -120,7 +123,10 @@ class _Offloaded:
             kwargs = kwargs or {}
             name = func.__name__
             operands = _operands(args, kwargs)
-            if name in _GIVES_MEMORY or _is_data(func, name):
+            gives_memory = name in _GIVES_MEMORY or _is_data(func, name)
+            if gives_memory or _writes(name) or "out" in kwargs:
+                wait_for_copies()  # forwards that have returned may still copy the weight to where they compute
+            if gives_memory:
                 _give_out(args[0], _SOLE_USE if name == "__set__" else _uses(args[0]))
             if _recording.used is not None and name != "detach" and not _is_attribute(func, name):
                 _recording.used += [each for each in operands if isinstance(each, OffloadedParameter)]

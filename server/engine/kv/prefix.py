@@ -15,7 +15,7 @@ from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPoo
 from bigmodel.server.engine.kv.prefix_files import BlockFile, HostBlock, LayerKV, PrefixFiles
 
 Key = tuple[int | str, tuple[int, ...]]
-"""Serial of the parent block, or for a first one the name of the adapter that computes it ("": none); and the tokens."""
+"""Serial of the parent block, or of a first one the name of the adapter that computes it ("": none); and its tokens."""
 
 _serials = itertools.count(1)
 

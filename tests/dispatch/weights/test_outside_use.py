@@ -252,10 +252,56 @@ def test_what_no_version_counter_counts_is_seen_by_the_next_forward(
     x = torch.randn(2, WIDTH).to(at(0))
     with torch.no_grad():
         streamed(x)
-        torch.get_device_module(x.device.type).synchronize()  # prefetches read what is written now
         for model in (resident, streamed):
             write(model)
         assert torch.equal(streamed(x), resident(x))
+        assert torch.equal(streamed(x), resident(x))
+
+
+def in_place(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.mul_(2)
+
+
+def by_out(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        torch.mul(parameter, 2, out=parameter)
+
+
+def several_at_once(model: nn.Module) -> None:
+    for is_host in (True, False):
+        chosen = [parameter for parameter in model.parameters() if (parameter.device.type == "cpu") == is_host]
+        if chosen:
+            torch._foreach_mul_(chosen, 2)
+
+
+def by_loading(model: nn.Module) -> None:
+    model.load_state_dict({name: 2 * value for name, value in model.state_dict().items()})
+
+
+def by_loading_from_the_accelerator(model: nn.Module) -> None:
+    model.load_state_dict({name: 2 * value.to(at(0)) for name, value in model.state_dict().items()})
+
+
+def by_its_state(model: nn.Module) -> None:
+    for value in model.state_dict().values():
+        value.mul_(2)
+
+
+@pytest.mark.parametrize(
+    "write", [in_place, by_out, several_at_once, by_loading, by_loading_from_the_accelerator, by_its_state]
+)
+def test_what_is_written_after_a_forward_does_not_reach_its_copies(write: Callable[[nn.Module], None]) -> None:
+    resident = chain().to(at(0))
+    streamed = dispatch_model(chain(), {"": 0, "1": "cpu", "3": "cpu", "4": "cpu"}, main_device=at(0))
+    x = torch.randn(2, WIDTH).to(at(0))
+    with torch.no_grad():
+        for _ in range(2):
+            found = streamed(x)
+            expected = resident(x)
+            for model in (resident, streamed):
+                write(model)
+            assert torch.equal(found, expected)
         assert torch.equal(streamed(x), resident(x))
 
 
@@ -275,6 +321,16 @@ def test_arrays_that_are_kept_are_written_to_between_any_two_forwards(kept: Any,
                 array *= 2
             for parameter in plain.parameters():
                 parameter.mul_(2)
+
+
+def test_forwards_and_backwards_wait_for_no_copies_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[None] = []
+    monkeypatch.setattr("bigmodel.dispatch.weights.outside_use.wait_for_copies", lambda: waits.append(None))
+    model = dispatch_model(Outside(), {"": 0, "table": "cpu", "blocks": "cpu", "last": "cpu"}, main_device=at(0))
+    for _ in range(2):
+        for method in ("child", "method", "parent", "slices"):
+            getattr(model, method)(torch.arange(3).to(at(0))).sum().backward()
+    assert waits == []
 
 
 def test_what_was_given_out_and_is_gone_is_not_fetched_again() -> None:

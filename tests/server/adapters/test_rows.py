@@ -27,7 +27,7 @@ from tests.server.tiny import Collector, make_request, tiny_model, tiny_tokenize
 
 PROMPTS = {
     "": list(range(40, 60)),
-    "legal": list(range(10, 10 + 3 * PROMPT_BLOCK)),
+    "legal": [token % 200 for token in range(10, 10 + 3 * PROMPT_BLOCK)],
     "terse": [3, 1, 4, 1, 5, 9, 2, 6],
 }
 """A prompt for the model itself, and one for each adapter."""
@@ -55,11 +55,12 @@ def serving(folders: dict[str, Path], model: Any = None, **options: Any) -> Iter
 
 
 def ask(engine: Engine, adapter: str, prompt: list[int] | None = None) -> Collector:
-    request = make_request(PROMPTS[adapter] if prompt is None else prompt, temperature=0.0, max_tokens=12, ignore_eos=True)
-    request = replace(request, adapter=adapter)
+    given = PROMPTS[adapter] if prompt is None else prompt
+    request = replace(make_request(given, temperature=0.0, max_tokens=12, ignore_eos=True), adapter=adapter)
+    collector = request.sink
+    assert isinstance(collector, Collector)
     engine.submit(request)
-    assert isinstance(request.sink, Collector)
-    return request.sink
+    return collector
 
 
 def answer(engine: Engine, adapter: str, prompt: list[int] | None = None) -> list[int]:
@@ -136,7 +137,8 @@ def test_a_streamed_model_keeps_to_its_budget_with_adapters(folders: dict[str, P
     greedy = make_request([1], temperature=0.0, max_tokens=12, ignore_eos=True).params
     for name, folder in wide.items():
         resident = dispatch_model(tiny_model(layers=8), {"": 0}, force_hooks=True)
-        alone = build_engine(resident, tiny_tokenizer(), options=options, adapters=[read_adapter(name, folder)])
+        limits = replace(options, kv_bytes=8 << 20)
+        alone = build_engine(resident, tiny_tokenizer(), options=limits, adapters=[read_adapter(name, folder)])
         alone.start()
         try:
             assert answer(alone, name, list(range(40))) == found[name]
