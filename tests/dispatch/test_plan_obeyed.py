@@ -17,7 +17,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from bigmodel.benchmarks.fuzz_cases import (
     ABOVE,
@@ -317,6 +324,35 @@ def test_measured_peaks_are_the_predicted_ones(
 
 
 @pytest.mark.slow
+def windowed(config: type[Any], model: type[Any]) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 6, "head_dim": 32, "vocab_size": 256}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 16, "max_position_embeddings": 128}
+    return model(config(**sizes, **heads, eos_token_id=None, pad_token_id=0)).eval()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [1.0, 0.6])
+@pytest.mark.parametrize(("config", "model"), [(Gemma2Config, Gemma2ForCausalLM), (MistralConfig, MistralForCausalLM)])
+def test_static_caches_with_sliding_windows_keep_within_the_plan(
+    config: type[Any], model: type[Any], share: float
+) -> None:
+    made = windowed(config, model)
+    profile = profile_model(made, context_length=64, batch_size=2, device_type="virtual")
+    whole = plan(profile, {0: 1000 * MEGABYTE, "cpu": 1000 * MEGABYTE}).devices[0].total
+    found = plan(profile, {0: int(whole * share), "cpu": 1000 * MEGABYTE})
+    assert found.devices[0].kv_cache > 0
+    ids = torch.ones(2, 56, dtype=torch.long)
+    options = {"attention_mask": ids, "max_length": 64, "do_sample": False, "cache_implementation": "static"}
+    gc.collect()
+    before = memory_allocated(0)
+    dispatch_model(made, found)
+    reset_peak_memory(0)
+    with torch.inference_mode():
+        assert made.generate(ids, **options).shape == (2, 64)
+    assert max_memory_allocated(0) - before <= found.devices[0].total
+
+
 def test_a_module_without_tensors_takes_nothing_of_an_idle_device() -> None:
     model = gpt2()
     weights = sum(parameter.nbytes for parameter in model.parameters())
