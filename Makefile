@@ -3,6 +3,7 @@
 # make zoo           every architecture of transformers on every placement: outputs, memory, weights; a table at the end
 # make zoo ONLY=kept  only those whose table the guide keeps; ended runs are taken up where they were
 # make zoo SHARD=3   the third of SHARDS parts that take equally long, by tests/zoo/durations.json; without a table
+# make zoo RECORD=1  also records how long each takes
 # make compat        the names of accelerate's modules, counted; its own tests and scripts and peft's of offloading, fetched,
 #                    with bigmodel in accelerate's place,
 #                    and transformers' own of a checkout that TRANSFORMERS_SOURCE names; then those here that need
@@ -34,7 +35,7 @@ test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # What a commit has kept is not run again, so that a run may be ended and taken up later; changed files begin anew.
-SHARDS ?= 16
+SHARDS ?= 8
 PART := $(if $(SHARD),--splits $(SHARDS) --group $(SHARD) --splitting-algorithm least_duration)
 zoo: COMMIT := $(shell git describe --always --exclude '*' --abbrev=40 --dirty)
 zoo: $(VENV)/.ready-test

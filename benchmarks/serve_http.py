@@ -67,7 +67,7 @@ class Instant:
 
     name = "instant"
     row_multiple = 1
-    adapters = None
+    adapters: Any = None
     host_linear: Any = "torch"
 
     def __init__(self) -> None:

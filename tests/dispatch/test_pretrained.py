@@ -225,7 +225,7 @@ def t5gemma() -> T5GemmaForConditionalGeneration:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     half = T5GemmaModuleConfig(**sizes, **heads)
-    return T5GemmaForConditionalGeneration(T5GemmaConfig(half, half, vocab_size=64)).eval()
+    return T5GemmaForConditionalGeneration(T5GemmaConfig(encoder=half, decoder=half, vocab_size=64)).eval()
 
 
 @pytest.mark.slow

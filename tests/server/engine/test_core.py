@@ -110,7 +110,7 @@ def test_a_request_whose_prompt_cannot_be_cached_fails_alone(monkeypatch: pytest
     shared = core()
     bad, good = put(shared, "in the", max_tokens=2), put(shared, max_tokens=2)
 
-    def insert(kv: Any, prompt: list[int]) -> None:
+    def insert(kv: Any, prompt: list[int], adapter: str) -> None:
         if prompt == tiny_tokenizer().encode("in the"):
             raise RuntimeError("secret")
 

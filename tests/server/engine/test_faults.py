@@ -94,13 +94,17 @@ def stages(core: EngineCore, victim: Request) -> dict[str, tuple[Any, str, Conce
 
     return {
         "text begins": (Detokenizer, "__init__", lambda made, codec, prompt, *_: prompt is victim.prompt),
-        "admission": (scheduler.prefix, "match", lambda prompt: prompt is victim.prompt),
+        "admission": (scheduler.prefix, "match", lambda prompt, adapter: prompt is victim.prompt),
         "positions are taken": (TokenPool, "take", starts),
         "positions are reserved": (SequenceKV, "reserve", starts),
-        "cached prefix is read": (scheduler.prefix, "copy_into", lambda kv, prompt, tokens: prompt is victim.prompt),
+        "cached prefix is read": (
+            scheduler.prefix,
+            "copy_into",
+            lambda kv, prompt, tokens, adapter: prompt is victim.prompt,
+        ),
         "prefill": (core.runner, "run", lambda batch: computed(batch, decoding=False)),
         "keys and values are written": (SequenceKV, "write", lambda kv, *_: kv is sequence.kv),
-        "prefix is cached": (scheduler.prefix, "insert", lambda kv, prompt: prompt is victim.prompt),
+        "prefix is cached": (scheduler.prefix, "insert", lambda kv, prompt, adapter: prompt is victim.prompt),
         "block is copied": (prefix, "_cut", lambda kv, index: kv is sequence.kv and index == 1),
         "buffers grow": (SequenceKV, "reserve", lambda kv, _: kv is sequence.kv and sequence.decoding),
         "decode": (core.runner, "run", lambda batch: computed(batch, decoding=True)),
