@@ -34,9 +34,10 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# What a commit has kept is not run again, so that a run may be ended and taken up later; changed files begin anew.
 SHARDS ?= 8
 PART := $(if $(SHARD),--splits $(SHARDS) --group $(SHARD) --splitting-algorithm least_duration)
+
+# What a commit has kept is not run again, so that a run may be ended and taken up later; changed files begin anew.
 zoo: COMMIT := $(shell git describe --always --exclude '*' --abbrev=40 --dirty)
 zoo: $(VENV)/.ready-test
 	rm -rf build/zoo/*-dirty
