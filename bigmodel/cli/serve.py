@@ -79,6 +79,12 @@ _LORA = typer.Option(
     "--lora", help="NAME=FOLDER of a LoRA adapter, which requests ask for as model NAME; may be repeated."
 )
 Adapters: TypeAlias = Annotated[list[str] | None, _LORA]
+_BATCHES = typer.Option(
+    help="Folder of the files and batches of clients, which a later start goes on with (default: a temporary one).",
+    file_okay=False,
+)
+BatchFolder: TypeAlias = Annotated[Path | None, _BATCHES]
+BatchSize: TypeAlias = Annotated[str, typer.Option(help="Most bytes of these files.")]
 Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, balanced by Ray Serve.")]
 _CLUSTER = typer.Option(help="Address of the Ray cluster for replicas; auto: a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
@@ -134,6 +140,8 @@ def serve(
     telemetry: TelemetryFlag = False,
     keep_alive: KeepAlive = None,
     load_timeout: LoadTimeout = 120.0,
+    batch_folder: BatchFolder = None,
+    batch_folder_size: BatchSize = "10GiB",
     replicas: Replicas = 1,
     ray_address: Cluster = None,
     log_level: Log = LogLevel.INFO,
@@ -169,8 +177,10 @@ def serve(
         first = next(iter(served))
         adapters = named_adapters(lora or ())
         several = len(served) > 1
+        replicated = replicas > 1 or ray_address is not None
+        if replicated and batch_folder is not None:
+            raise typer.BadParameter("--batch-folder is for one server; replicas keep no files and run no batches")
         if several:
-            replicated = replicas > 1 or ray_address is not None
             _refuse_for_several(served_model_name, draft_model, replicated, trust_remote_code, bool(adapters))
         settings = Settings(
             served_model_name or first,
@@ -185,6 +195,9 @@ def serve(
             keep_alive,
             load_timeout,
             tuple(adapters),
+            not replicated,
+            batch_folder,
+            parse_size(batch_folder_size),
         )
         budgets = parse_max_memory(max_memory)
         options = LoadOptions(
@@ -203,7 +216,7 @@ def serve(
             raise typer.Exit(_serve(_several(served, options, budgets), settings, host, port, log_level.value))
         options["max_memory"] = budgets
         load_all = partial(_load, served[first], draft_model, adapters, options)
-        if replicas == 1 and ray_address is None:
+        if not replicated:
             raise typer.Exit(_serve(load_all, settings, host, port, log_level.value))
     raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
 

@@ -17,9 +17,11 @@ from bigmodel.devices.default_dtype import computing_beside_builds
 from bigmodel.server.engine.budget import EngineOptions
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.http import (
+    batches_routes,
     chat_requests,
     completions_routes,
     embeddings_routes,
+    files_routes,
     get_routes,
     messages_routes,
     reference,
@@ -27,6 +29,7 @@ from bigmodel.server.http import (
     responses_routes,
     tokenize_routes,
 )
+from bigmodel.server.http.batch_calls import batches_of
 from bigmodel.server.http.client_limits import BodyLimit, KeyGuard, RequestIds
 from bigmodel.server.http.errors import install
 from bigmodel.server.http.keys import KeyRing
@@ -49,6 +52,8 @@ _ROUTES = (
     embeddings_routes,
     rerank_routes,
     tokenize_routes,
+    files_routes,
+    batches_routes,
     get_routes,
     reference,
 )
@@ -82,6 +87,7 @@ def create_app(
 
     Raises:
         ValueError: Not exactly one of model, loader and models is given, or models without budgets.
+        ServeError: The folder of batches cannot be used, or another server uses it.
     """
     if [model is None, loader is None, models is None].count(False) != 1:
         raise ValueError("give either model and tokenizer, or a loader, or models")
@@ -117,6 +123,8 @@ def create_app(
         state.keys = KeyRing(settings.named_keys)
         app.add_middleware(KeyGuard, keys=state.keys)
     app.add_middleware(RequestIds)
+    if settings.batches:
+        state.batches = batches_of(app, state)
     if settings.telemetry:
         state.telemetry = Telemetry()
         app.add_middleware(state.telemetry.around)
@@ -168,10 +176,14 @@ class _Startup:
         """The lifespan of the application."""
         state = self._state
         state.pool.start()
+        if state.batches is not None:
+            state.batches.start()
         try:
             yield
         finally:
             state.draining = True
+            if state.batches is not None:
+                await state.batches.stop()
             await state.pool.close()
             if state.telemetry is not None:
                 await asyncio.to_thread(state.telemetry.close)

@@ -35,6 +35,12 @@ HEADER_SECONDS = 10.0
 BODY_SECONDS = 60.0
 """Time limit for the body of a request, from the end of its headers."""
 
+UPLOAD_PATH = "/v1/files"
+"""The path whose bodies go to files, and not into memory: they may be longer, and take longer."""
+
+UPLOAD_BYTES_PER_SECOND = 64 << 10
+"""Rate of the slowest upload: beyond `BODY_SECONDS`, it has a second for as many bytes that have come."""
+
 CONNECTIONS = 2048
 """Connections open at once; more are closed as they come."""
 
@@ -52,7 +58,16 @@ request_id: ContextVar[str] = ContextVar("request_id", default="-")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 KEY = "bigmodel.key"
-"""Key of a scope for the name of the API key that its request was allowed with."""
+"""Key of a scope for the name of the API key that its request was allowed with.
+
+A request that the server makes itself has it from the start, and no other can.
+"""
+
+LATER = "bigmodel.later"
+"""Key of a scope for what is added to the priority of its request: those of batches come after those of clients."""
+
+KEPT_SHARE = 0.5
+"""Share of a key's limits that requests with `LATER` leave to its others."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -60,6 +75,8 @@ class BoundedProtocol(H11Protocol):
 
     _deadline: asyncio.TimerHandle | None = None
     _waits_for: Any = None
+    _since = 0.0  # when it began to wait for that
+    _received = 0  # bytes that have come since
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for headers; close the connection if there are too many."""
@@ -79,6 +96,7 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes, and begin to wait for the next part of the request."""
         super().data_received(data)
+        self._received += len(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,6 +113,7 @@ class BoundedProtocol(H11Protocol):
         seconds = {h11.IDLE: HEADER_SECONDS, h11.SEND_BODY: BODY_SECONDS}.get(state)
         if seconds is not None:
             self._waits_for = state
+            self._since, self._received = self.loop.time(), 0
             self._deadline = self.loop.call_later(seconds, self._too_slow)
 
     def _stop_watching(self) -> None:
@@ -109,8 +128,18 @@ class BoundedProtocol(H11Protocol):
             self._stop_watching()
             self._watch()
             return
+        left = self._seconds_of_upload() - (self.loop.time() - self._since)
+        if left > 0:
+            self._deadline = self.loop.call_later(left, self._too_slow)
+            return
         if not self.transport.is_closing():
             self.transport.close()
+
+    def _seconds_of_upload(self) -> float:
+        """Time limit of the body that is awaited, by what has come of it; 0 where it is no upload."""
+        if self._waits_for is not h11.SEND_BODY or self.scope["path"] != UPLOAD_PATH:
+            return 0.0
+        return BODY_SECONDS + self._received / UPLOAD_BYTES_PER_SECOND
 
 
 class RequestIds:
@@ -153,7 +182,8 @@ class KeyGuard:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        key = self._keys.find(self._given(Headers(scope=scope)))
+        given = scope.get(KEY)
+        key = self._keys.find(self._given(Headers(scope=scope))) if given is None else self._keys.named(given)
         if key is None:
             error = APIError(
                 401,
@@ -174,7 +204,7 @@ class KeyGuard:
             await send(message)
 
         try:
-            self._keys.take_request(key.name)
+            self._keys.take_request(key.name, kept=KEPT_SHARE if LATER in scope else 0.0)
         except TooMuchError as found:
             error = APIError(
                 429,
@@ -196,14 +226,20 @@ class KeyGuard:
 
 
 class HasBodyLimit(Protocol):
-    """Knows the most bytes that a body may have, which may change while the server runs."""
+    """Knows the most bytes that a body may have, which may change while the server runs, and those of an upload."""
 
     @property
     def body_limit(self) -> int: ...
 
+    @property
+    def upload_limit(self) -> int: ...
+
 
 class BodyLimit:
-    """413 for bodies longer than ``limits.body_limit``, announced or not; no more than that is ever buffered."""
+    """413 for bodies longer than ``limits.body_limit``, announced or not; no more than that is ever buffered.
+
+    Those of uploads, which are not buffered, may be as long as ``limits.upload_limit``.
+    """
 
     def __init__(self, app: ASGIApp, limits: HasBodyLimit) -> None:
         self._app = app
@@ -213,7 +249,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = self._limits.body_limit
+        limit = self._limits.upload_limit if scope["path"] == UPLOAD_PATH else self._limits.body_limit
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > limit:
             await self._refuse(limit, scope, receive, send)

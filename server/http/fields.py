@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bigmodel.server.http.batch_bodies import BatchBody
 from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
 from bigmodel.server.http.neutral import NEUTRAL
@@ -30,8 +31,9 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/rerank": RerankBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
+    "/v1/batches": BatchBody,
 }
-"""The body of each route."""
+"""The body of each route that takes JSON."""
 
 _OPENAI_SAMPLING = (
     "frequency_penalty logit_bias logprobs max_tokens model n presence_penalty seed stop stream stream_options "
@@ -114,6 +116,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
             "llama.cpp": "add_special content parse_special with_pieces",
         },
         "/detokenize": {"vLLM": "model tokens", "llama.cpp": "tokens"},
+        "/v1/batches": {"OpenAI": "completion_window endpoint input_file_id metadata output_expires_after"},
     }.items()
 }
 """By route and server, the fields that its clients may send."""
@@ -137,6 +140,7 @@ NOTES: dict[str, str] = {
     "store": "`false`: nothing is kept",
     "background": "`false`",
     "truncation": "`disabled`",
+    "completion_window": "`24h`",
     "documents": "where the chat template takes them",
     "min_tokens": "not together with `allowed_token_ids`",
     "timeout": "seconds that the request may take",

@@ -187,13 +187,21 @@ class KeyRing:
         found = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         return found[0] if found else None
 
-    def take_request(self, name: str) -> None:
-        """Count a request of the key ``name``. Raises TooMuchError where it has none left, or no tokens."""
+    def named(self, name: str) -> ApiKey | None:
+        """Return the key of this name, if there is one."""
+        return next((key for key in self._keys if key.name == name), None)
+
+    def take_request(self, name: str, *, kept: float = 0.0) -> None:
+        """Count a request of the key ``name``. Raises TooMuchError where it has none left, or no tokens.
+
+        ``kept``: share of both that must be left, for other requests.
+        """
         with self._lock:
             buckets = self._refilled(name)
             for what, bucket in buckets.items():
-                if bucket.left < 1:
-                    raise TooMuchError(name, what, bucket.size, bucket.seconds_until(1))
+                needed = max(1.0, kept * bucket.size)
+                if bucket.left < needed:
+                    raise TooMuchError(name, what, bucket.size, bucket.seconds_until(needed))
             if "requests" in buckets:
                 buckets["requests"].left -= 1
 

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams
-from bigmodel.server.http.client_limits import KEY
+from bigmodel.server.http.client_limits import KEY, LATER
 from bigmodel.server.http.engine_requests import engine_id, submit_all
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.parsing import OffLoop, in_thread
@@ -115,9 +115,16 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T], adapt
         requests = []
         for number, text in enumerate(part):
             params = SamplingParams(max_tokens=0, pooling=text.pooling)
-            sink, client = mailbox.sink(number), http.scope.get(KEY, "")
-            name = engine_id(http)
-            made = Request(name, text.tokens, params, sink, deadline=deadline, client=client, adapter=adapter)
+            made = Request(
+                engine_id(http),
+                text.tokens,
+                params,
+                mailbox.sink(number),
+                deadline=deadline,
+                client=http.scope.get(KEY, ""),
+                priority=http.scope.get(LATER, 0),
+                adapter=adapter,
+            )
             requests.append(made)
         await _submit(engine, requests, waits=begin > 0, deadline=deadline)
         joined = JoinedRequests(engine, requests, mailbox)

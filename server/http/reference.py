@@ -46,7 +46,7 @@ def _routes(api: Mapping[str, Any]) -> Iterator[str]:
         for method, route in methods.items():
             yield f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(route.get('description', ''))}</p>"
             if "requestBody" in route:
-                schema = route["requestBody"]["content"]["application/json"]["schema"]
+                schema = next(iter(route["requestBody"]["content"].values()))["schema"]
                 yield f"<p>Body: {_kind(schema)}</p>"
 
 

@@ -162,6 +162,8 @@ class DrainingServer(uvicorn.Server):
 
     def _drain(self) -> None:
         pool, until = self._state.pool, time.monotonic() + self._state.settings.drain_timeout
+        if self._state.batches is not None:
+            self._state.batches.leave_soon()  # a later start answers what is left of them
         pool.refuse()
         for running in pool.running:
             running.engine.drain(0.0)  # none takes requests while another is waited for

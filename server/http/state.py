@@ -7,12 +7,15 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from fastapi import Request as HTTPRequest
 
 from bigmodel.errors import ServeError
 from bigmodel.server.answers.parsers.formats import AUTO, check_names
+from bigmodel.server.batches.batches import Batches
+from bigmodel.server.batches.limits import STORE_BYTES
 from bigmodel.server.engine.budget import EngineOptions
 from bigmodel.server.http.client_limits import Shares
 from bigmodel.server.http.errors import APIError
@@ -36,6 +39,9 @@ MOST_BODY_BYTES = 8 << 20
 LARGE_OF_A_CLIENT, LARGE = 8, 32
 """Requests with large bodies that are in memory at once: of one client, and of all."""
 
+FORM_BYTES = 64 << 10
+"""Bytes of an upload beside its file: names and fields of its form."""
+
 PARSING_THREADS = 2
 """Threads that parse and tokenise large bodies; one of them at most works for the same client."""
 
@@ -58,6 +64,10 @@ class Settings:
         keep_alive: Seconds without requests after which a model is unloaded; None: never.
         load_timeout: Seconds that a request waits for its model to be loaded, where models come and go.
         adapters: Names of the LoRA adapters that the model is loaded with: requests name them as models.
+        batches: Whether there are files and batches.
+        batch_folder: Where they are, so that a later start goes on with them; None for a folder that goes with the
+            server.
+        batch_folder_bytes: Most bytes of all files in it.
 
     Raises:
         ServeError: A key is empty, or begins or ends with a space, there is no such parser, or an adapter has the
@@ -76,6 +86,9 @@ class Settings:
     keep_alive: float | None = None
     load_timeout: float = 120.0
     adapters: tuple[str, ...] = ()
+    batches: bool = True
+    batch_folder: Path | None = None
+    batch_folder_bytes: int = STORE_BYTES
 
     def __post_init__(self) -> None:
         check_names(self.tool_parser, self.reasoning_parser)
@@ -118,6 +131,7 @@ class ServerState:
     metrics: Any = None  # Metrics or MetricsOfModels, set by the application
     reporter: Reporter | None = None  # set by the application
     telemetry: Telemetry | None = None  # set by the application
+    batches: Batches | None = None  # set by the application, where there are any
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))  # set by the application
     large: Shares = field(default_factory=lambda: Shares(LARGE_OF_A_CLIENT, LARGE))
     parsing: Shares = field(default_factory=lambda: Shares(1, PARSING_THREADS))
@@ -151,6 +165,11 @@ class ServerState:
             if served.running is None or not served.running.engine.core.generates:
                 return MOST_BODY_BYTES  # batches of many texts, each of which is bounded
         return self.text_limit
+
+    @property
+    def upload_limit(self) -> int:
+        """Bytes of the longest body with a file."""
+        return FORM_BYTES + (0 if self.batches is None else self.batches.limits.file_bytes)
 
     @property
     def text_limit(self) -> int:
@@ -197,7 +216,7 @@ class ServerState:
                 text.
             ClientGoneError: The client left meanwhile.
         """
-        self._refuse_if_closed()
+        self.refuse_if_closed()
         served = self.first if name is None or not self.several else {**self.adapters, **self.models}.get(name)
         if served is None:
             raise self._unknown(name)
@@ -217,7 +236,8 @@ class ServerState:
             served.leases -= 1
             served.last_used = time.monotonic()
 
-    def _refuse_if_closed(self) -> None:
+    def refuse_if_closed(self) -> None:
+        """Raise a 503 where nothing more is taken."""
         if self.draining:
             raise APIError(503, "the server is shutting down", code="draining", headers={"Retry-After": "5"})
         if self.failed:

@@ -63,6 +63,7 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
         *("--max-body", "1MiB", "--max-batch-tokens", "256"),
         *("--tool-parser", "hermes", "--reasoning-parser", "none"),
         *("--prefix-cache", str(tmp_path / "kept"), "--prefix-cache-size", "3GiB"),
+        *("--batch-folder", str(tmp_path / "batches"), "--batch-folder-size", "2GiB"),
     )
     settings: Settings = served["settings"]
     assert [key.digest for key in settings.named_keys] == [
@@ -76,6 +77,24 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
     assert (engine.kv_bytes, engine.max_batch_tokens) == (2 << 30, 256)
     assert (engine.row_multiple, engine.prefix_cache) == (1, False)
     assert (engine.prefix_folder, engine.prefix_folder_bytes) == (tmp_path / "kept", 3 << 30)
+    assert (settings.batches, settings.batch_folder) == (True, tmp_path / "batches")
+    assert settings.batch_folder_bytes == served["app"].state.server.batches.limits.total_bytes == 2 << 30
+
+
+def test_replicas_keep_no_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Settings] = []
+    monkeypatch.setattr("bigmodel.cli.serve._replicate", lambda loader, settings, *_: asked.append(settings))
+    assert invoke("--replicas", "2").exit_code == 0
+    assert [settings.batches for settings in asked] == [False]
+    result = invoke("--replicas", "2", "--batch-folder", str(tmp_path))
+    assert result.exit_code == 2
+    assert "--batch-folder" in result.stderr
+
+
+def test_a_folder_of_batches_that_another_server_uses_is_named(served: dict[str, Any], tmp_path: Path) -> None:
+    assert invoke("--batch-folder", str(tmp_path)).exit_code == 0
+    again = invoke("--batch-folder", str(tmp_path))  # the first application is still there
+    assert str(tmp_path) in str(again.exception)
 
 
 def test_the_model_is_loaded_with_the_options_of_placing_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """A process that serves the tiny model as `bigmodel serve` does, and models that are slow or break.
 
-    python -m tests.server.serve_tiny DELAY DRAIN_TIMEOUT [LOADING [LINGER]]
+    python -m tests.server.serve_tiny DELAY DRAIN_TIMEOUT [LOADING [LINGER [BATCH_FOLDER]]]
 
 It prints its port, serves until a signal or a failure, and exits with the server's code.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def _twice(ids: torch.Tensor, token: int) -> bool:
     return bool((ids[..., 1:].eq(token) & ids[..., :-1].eq(token)).any())
 
 
-def main(delay: str, drain_timeout: str, loading: str = "", linger: str = "0") -> None:
+def main(delay: str, drain_timeout: str, loading: str = "", linger: str = "0", folder: str = "") -> None:
     """Serve with seconds of delay in each forward; LOADING may be "broken" or "endless"; LINGER: seconds that the
     process goes on after a failure."""
     torch.set_num_threads(1)
@@ -72,7 +73,12 @@ def main(delay: str, drain_timeout: str, loading: str = "", linger: str = "0") -
         model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, float(delay))
         return Loaded(model, tiny_tokenizer())
 
-    settings = Settings("tiny", drain_timeout=float(drain_timeout), engine=EngineOptions(kv_bytes=64 << 20))
+    settings = Settings(
+        "tiny",
+        drain_timeout=float(drain_timeout),
+        engine=EngineOptions(kv_bytes=64 << 20),
+        batch_folder=Path(folder) if folder else None,
+    )
     app = create_app(loader=loader, settings=settings)
     listener = bind("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)

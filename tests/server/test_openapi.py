@@ -23,6 +23,9 @@ schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not i
         pytest.param("POST /v1/embeddings", marks=pytest.mark.slow),
         pytest.param("POST /v1/rerank", marks=pytest.mark.slow),
         "POST /detokenize",
+        pytest.param("POST /v1/files", marks=pytest.mark.slow),
+        *("POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{batch_id}", "POST /v1/batches/{batch_id}/cancel"),
+        *("GET /v1/files", "GET /v1/files/{file_id}", "GET /v1/files/{file_id}/content", "DELETE /v1/files/{file_id}"),
         *("GET /v1/models", "GET /v1/models/{name}", "GET /plan", "GET /health", "GET /ready"),
     ],
 )

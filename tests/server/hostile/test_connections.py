@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -39,6 +40,41 @@ def test_a_connection_without_a_request_is_closed(impatient: str, sent: bytes) -
     with connected(impatient) as client:
         client.sendall(sent)
         assert client.recv(100) == b""  # closed by the server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "whole"), [("/v1/files", True), ("/v1/completions", False)])
+def test_an_upload_may_take_longer_while_its_bytes_come(
+    impatient: str, monkeypatch: pytest.MonkeyPatch, path: str, whole: bool
+) -> None:
+    monkeypatch.setattr(client_limits, "UPLOAD_BYTES_PER_SECOND", 1000)
+    form = httpx.Request("POST", impatient, data={"purpose": "batch"}, files={"file": b"x" * 1000}).read()
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(form)}\r\n"
+    kind = f"Content-Type: multipart/form-data; boundary={form[2:34].decode()}\r\n\r\n"
+    with connected(impatient) as client:
+        client.sendall((head + kind).encode())
+        try:
+            for begin in range(0, len(form), 300):
+                client.sendall(form[begin : begin + 300])
+                time.sleep(0.08)  # longer than a tenth of a second for all of them, and more than 1000 in a second
+            answer = client.recv(100)
+        except ConnectionError:
+            answer = b""
+    assert (b" 200 " in answer) == whole
+
+
+@pytest.mark.slow
+def test_an_upload_that_stops_is_closed_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_limits, "BODY_SECONDS", 0.1)
+    app = tiny_app()
+    head = b"POST /v1/files HTTP/1.1\r\nHost: a\r\nContent-Length: 9000\r\n"
+    with serving(app) as url, connected(url) as client:
+        client.sendall(head + b"Content-Type: multipart/form-data; boundary=a\r\n\r\n--a\r\n")
+        assert client.recv(100) == b""
+        files = app.state.server.batches.files
+        while list(files.path("x").parent.iterdir()):
+            time.sleep(0.01)
+        assert files.total_bytes == 0
 
 
 def test_an_endless_header_is_refused(impatient: str) -> None:

@@ -11,8 +11,19 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from bigmodel.server.http.client_limits import KEY, OPEN_PATHS, BodyLimit, KeyGuard, Shares, client_of, request_id
+from bigmodel.server.http.client_limits import (
+    KEY,
+    LATER,
+    OPEN_PATHS,
+    UPLOAD_PATH,
+    BodyLimit,
+    KeyGuard,
+    Shares,
+    client_of,
+    request_id,
+)
 from bigmodel.server.http.errors import install
+from bigmodel.server.http.internal_calls import post
 from bigmodel.server.http.keys import ApiKey, KeyRing
 from bigmodel.server.http.run import server_config
 from tests.server.live import serving, tiny_app
@@ -34,6 +45,7 @@ class Refusals:
 
 class Limits:
     body_limit = 100
+    upload_limit = 200
 
 
 class State:
@@ -48,6 +60,7 @@ def app() -> FastAPI:
     made.state.server = State()
     install(made)
 
+    @made.post(UPLOAD_PATH)
     @made.post("/length")
     async def length(request: Request) -> int:
         return len(await request.body())
@@ -113,6 +126,27 @@ async def test_a_body_may_be_as_long_as_the_limit(app: FastAPI, length: int, sta
     answer = await send(app, "POST", "/length", content=b"x" * length if announced else pieces())
     assert answer.status_code == status
     assert answer.json() == length if status == 200 else answer.json()["error"]["code"] == "body_too_long"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("length", "status"), [(101, 200), (200, 200), (201, 413)])
+async def test_an_upload_has_a_limit_of_its_own(app: FastAPI, length: int, status: int) -> None:
+    app.add_middleware(BodyLimit, limits=Limits())
+    assert (await send(app, "POST", UPLOAD_PATH, content=b"x" * length)).status_code == status
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("name", "statuses"), [("alice", [200, 429]), ("gone", [401, 401])])
+async def test_the_servers_own_requests_have_the_name_of_a_key_and_leave_it_a_share(
+    app: FastAPI, name: str, statuses: list[int]
+) -> None:
+    guarded = KeyGuard(app, KeyRing([ApiKey.of("secret", "alice", requests=2)]))
+    scope = {KEY: name, LATER: 1, "app": app}
+    answers = [await post(guarded, "/length", b"x", **scope) for _ in range(2)]
+    assert [answer.status for answer in answers] == statuses
+    if name == "alice":
+        del scope[LATER]
+        assert (await post(guarded, "/length", b"x", **scope)).status == 200
 
 
 async def settle() -> None:

@@ -13,6 +13,7 @@ from tests.server.http.test_fields import GOOD
 from tests.server.live import MODEL, serving, tiny_app
 
 PATHS = [*BODIES, "/v2/rerank", "/rerank"]
+OF_MODELS = [path for path in PATHS if path != "/v1/batches"]
 KEY = {"authorization": "Bearer right"}
 
 
@@ -29,7 +30,8 @@ def guarded(guarded_app: Any) -> Iterator[str]:
 
 def ask(url: str, path: str, **fields: Any) -> httpx.Response:
     good = GOOD.get(path) or GOOD["/v1/rerank"]
-    return httpx.post(f"{url}{path}", json={**good, "model": MODEL, **fields}, headers=KEY)
+    model = {"model": MODEL} if path in OF_MODELS else {}
+    return httpx.post(f"{url}{path}", json={**good, **model, **fields}, headers=KEY)
 
 
 def refused(app: Any, status: int) -> float:
@@ -53,7 +55,7 @@ def test_bodies_are_bounded(guarded: str, guarded_app: Any, path: str) -> None:
     assert refused(guarded_app, 413) == before + 1
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", OF_MODELS)
 def test_an_unknown_field_and_another_model_are_refused_and_counted(guarded: str, guarded_app: Any, path: str) -> None:
     before = refused(guarded_app, 400), refused(guarded_app, 404)
     for fields, status, named in (({"frobnicate": 1}, 400, "frobnicate"), ({"model": "other"}, 404, "other")):

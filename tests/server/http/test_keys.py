@@ -113,6 +113,28 @@ def test_tokens_beyond_the_limit_are_missing_afterwards(clock: Clock) -> None:
     ring.take_request("a")
 
 
+def test_requests_that_leave_a_share_to_others_are_refused_while_there_is_less(clock: Clock) -> None:
+    ring = KeyRing([ApiKey.of("a", "a", requests=8), ApiKey.of("b", "b", requests=1), ApiKey.of("c", "c", tokens=100)])
+    for _ in range(5):
+        ring.take_request("a", kept=0.5)
+    with pytest.raises(TooMuchError) as raised:
+        ring.take_request("a", kept=0.5)
+    assert raised.value.seconds == 7.5  # until four are left again
+    for _ in range(3):
+        ring.take_request("a")
+    ring.take_request("b", kept=0.5)
+    ring.take_tokens("c", 51)
+    with pytest.raises(TooMuchError):
+        ring.take_request("c", kept=0.5)
+    ring.take_request("c")
+
+
+def test_a_key_is_found_by_its_name() -> None:
+    ring = KeyRing([ApiKey.of("secret", "a")])
+    assert ring.named("a") == ApiKey.of("secret", "a")
+    assert ring.named("secret") is None
+
+
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 50)), min_size=1, max_size=40), st.integers(1, 100))
 def test_no_more_than_two_minutes_worth_is_let_in_within_one(steps: list[tuple[float, int]], limit: int) -> None:
     """At most a full bucket and what flows back."""

@@ -31,9 +31,11 @@ from tests.preloaded import Program
 
 
 @contextlib.contextmanager
-def process(delay: float, drain_timeout: float, loading: str = "", *, linger: float = 0) -> Iterator[tuple[Child, str]]:
+def process(
+    delay: float, drain_timeout: float, loading: str = "", *, linger: float = 0, folder: str = ""
+) -> Iterator[tuple[Child, str]]:
     """A process that serves, and its address."""
-    arguments = ["-m", "tests.server.serve_tiny", delay, drain_timeout, loading, linger]
+    arguments = ["-m", "tests.server.serve_tiny", delay, drain_timeout, loading, linger, folder]
     with tempfile.NamedTemporaryFile() as log:
         program = Program(
             arguments, os.environ, stderr=log.fileno(), modules=["bigmodel.server.http.run", "tests.server.tiny"]
