@@ -21,7 +21,7 @@ class InternalAnswer:
     body: bytes
 
 
-async def post(app: ASGIApp, path: str, body: bytes, **scope: Any) -> InternalAnswer:
+async def post(app: ASGIApp, path: str, body: bytes, /, **scope: Any) -> InternalAnswer:
     """Post a JSON body, and return the answer once it is complete. Cancelling it is as a client that leaves.
 
     Args:

@@ -194,12 +194,12 @@ class KeyRing:
     def take_request(self, name: str, *, kept: float = 0.0) -> None:
         """Count a request of the key ``name``. Raises TooMuchError where it has none left, or no tokens.
 
-        ``kept``: share of both that must be left, for other requests.
+        ``kept``: share of both that it must leave to other requests; all may be taken where there is but one.
         """
         with self._lock:
             buckets = self._refilled(name)
             for what, bucket in buckets.items():
-                needed = max(1.0, kept * bucket.size)
+                needed = min(bucket.size, 1 + kept * bucket.size)
                 if bucket.left < needed:
                     raise TooMuchError(name, what, bucket.size, bucket.seconds_until(needed))
             if "requests" in buckets:

@@ -129,6 +129,7 @@ def test_files_beyond_the_place_for_them_are_refused(client: httpx.Client) -> No
     assert upload(client).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_server_that_shuts_down_or_is_a_replica_takes_none() -> None:
     app = tiny_app()
     with serving(app) as url, httpx.Client(base_url=f"{url}/v1") as client:

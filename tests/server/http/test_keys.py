@@ -115,12 +115,12 @@ def test_tokens_beyond_the_limit_are_missing_afterwards(clock: Clock) -> None:
 
 def test_requests_that_leave_a_share_to_others_are_refused_while_there_is_less(clock: Clock) -> None:
     ring = KeyRing([ApiKey.of("a", "a", requests=8), ApiKey.of("b", "b", requests=1), ApiKey.of("c", "c", tokens=100)])
-    for _ in range(5):
+    for _ in range(4):
         ring.take_request("a", kept=0.5)
     with pytest.raises(TooMuchError) as raised:
         ring.take_request("a", kept=0.5)
-    assert raised.value.seconds == 7.5  # until four are left again
-    for _ in range(3):
+    assert raised.value.seconds == 7.5  # until there is a fifth
+    for _ in range(4):
         ring.take_request("a")
     ring.take_request("b", kept=0.5)
     ring.take_tokens("c", 51)
