@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from functools import partial
 from typing import Any
 
@@ -80,7 +81,7 @@ class BatchCalls:
         """Answer a request of so many bytes, or say when to try again."""
         if body.get("stream") is True:
             error = bad_value("stream", "the answers of a batch are not streamed; leave it out")
-            return Answered(error.status, "", to_json(error.body))
+            return Answered(error.status, f"req_{uuid.uuid4().hex}", to_json(error.body))
         scope = {LATER: BEHIND, **({KEY: owner} if owner else {})}
         content = await off_loop(size, lambda: to_json(body, inf_nan_mode="constants"))
         answer = await post(self._app, endpoint, content, **scope)

@@ -21,7 +21,7 @@ from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_
 from bigmodel.server import EngineOptions, Loading
 from bigmodel.server.engine.budget import claimed_bytes
 from bigmodel.server.loading import LoadOptions, PlannedModel
-from tests.server.http.test_fields import GOOD
+from tests.server.http.test_fields import GOOD, OF_MODELS
 from tests.server.live import serving
 from tests.server.models.several import CONTEXT, SEQUENCES, complete, save, served, several_app, text
 from tests.server.tiny import ask as ask_engine
@@ -105,7 +105,7 @@ def test_all_models_are_listed_and_found(url: str) -> None:
         assert httpx.get(f"{url}/v1/models/{entry['id']}").json()["id"] == entry["id"]
 
 
-@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("path", OF_MODELS)
 def test_a_name_that_no_model_has_is_404(url: str, path: str) -> None:
     answer = httpx.post(f"{url}{path}", json={**GOOD[path], "model": "d"})
     assert answer.status_code == 404

@@ -9,11 +9,11 @@ import httpx
 import pytest
 
 from bigmodel.server.http.fields import BODIES
-from tests.server.http.test_fields import GOOD
+from tests.server.http.test_fields import GOOD, OF_MODELS
 from tests.server.live import MODEL, serving, tiny_app
 
-PATHS = [*BODIES, "/v2/rerank", "/rerank"]
-OF_MODELS = [path for path in PATHS if path != "/v1/batches"]
+MORE = ["/v2/rerank", "/rerank"]
+PATHS = [*BODIES, *MORE]
 KEY = {"authorization": "Bearer right"}
 
 
@@ -30,7 +30,7 @@ def guarded(guarded_app: Any) -> Iterator[str]:
 
 def ask(url: str, path: str, **fields: Any) -> httpx.Response:
     good = GOOD.get(path) or GOOD["/v1/rerank"]
-    model = {"model": MODEL} if path in OF_MODELS else {}
+    model = {"model": MODEL} if path in (*OF_MODELS, *MORE) else {}
     return httpx.post(f"{url}{path}", json={**good, **model, **fields}, headers=KEY)
 
 
@@ -55,7 +55,7 @@ def test_bodies_are_bounded(guarded: str, guarded_app: Any, path: str) -> None:
     assert refused(guarded_app, 413) == before + 1
 
 
-@pytest.mark.parametrize("path", OF_MODELS)
+@pytest.mark.parametrize("path", [*OF_MODELS, *MORE])
 def test_an_unknown_field_and_another_model_are_refused_and_counted(guarded: str, guarded_app: Any, path: str) -> None:
     before = refused(guarded_app, 400), refused(guarded_app, 404)
     for fields, status, named in (({"frobnicate": 1}, 400, "frobnicate"), ({"model": "other"}, 404, "other")):

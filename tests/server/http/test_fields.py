@@ -27,6 +27,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [1]},
     "/v1/batches": {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"},
 }
+OF_MODELS = [path for path in GOOD if path != "/v1/batches"]  # the requests of a batch name a model
 ALL = [(path, row) for path in BODIES for row in rows(path)]
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "serve-fields.md"
 
