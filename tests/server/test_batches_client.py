@@ -6,13 +6,14 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.server.http.test_run import process, wait_ready
+from tests.server.http.test_run import Child, process, wait_ready
 from tests.server.live import MODEL
 
 CHAT = {"messages": [{"role": "user", "content": "the end?"}], "max_tokens": 4}
@@ -43,6 +44,25 @@ def ended(client: openai.OpenAI, batch_id: str) -> openai.types.Batch:
     return batch
 
 
+@contextmanager
+def kept(folder: Path, delay: float = 0.0) -> Iterator[tuple[Child, openai.OpenAI]]:
+    """A process that serves with a folder of batches, and a client of it."""
+    with process(delay, 60, linger=0.5, folder=str(folder)) as (child, url):
+        wait_ready(url)
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            yield child, client
+
+
+def begun(client: openai.OpenAI, content: bytes) -> str:
+    file = client.files.create(file=content, purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h").id
+
+
+def answers(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+
+
 @pytest.mark.parametrize("endpoint", BODIES)
 def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, endpoint: Any, tmp_path: Path) -> None:
     path = tmp_path / "input.jsonl"
@@ -58,9 +78,9 @@ def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, endpoint: A
     assert batch.request_counts is not None
     assert (batch.request_counts.total, batch.request_counts.completed) == (3, 3)
     assert batch.output_file_id is not None
-    answers = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
-    assert sorted(answer["custom_id"] for answer in answers) == ["r0", "r1", "r2"]
-    for answer in answers:
+    found = answers(client, batch.output_file_id)
+    assert sorted(answer["custom_id"] for answer in found) == ["r0", "r1", "r2"]
+    for answer in found:
         assert answer["response"]["body"]["model"] == MODEL
         assert answer["error"] is None
     assert client.files.retrieve(batch.output_file_id).purpose == "batch_output"
@@ -91,14 +111,8 @@ def test_errors_raise_the_exception_classes_of_the_client(client: openai.OpenAI)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_batch_outlives_its_server(number: signal.Signals, tmp_path: Path) -> None:
     content = requests("/v1/completions", 24, ignore_eos=True, temperature=0)
-
-    def opened(url: str) -> openai.OpenAI:
-        wait_ready(url)
-        return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-
-    with process(0.01, 60, folder=str(tmp_path)) as (child, url), opened(url) as client:
-        file = client.files.create(file=content, purpose="batch")
-        batch_id = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h").id
+    with kept(tmp_path, delay=0.01) as (child, client):
+        batch_id = begun(client, content)
         while (batch := client.batches.retrieve(batch_id)).request_counts.completed < 8:  # type: ignore[union-attr]
             time.sleep(0.005)
         assert batch.status == "in_progress"
@@ -106,12 +120,26 @@ def test_a_batch_outlives_its_server(number: signal.Signals, tmp_path: Path) -> 
         child.wait(60)
     written = [path.read_bytes() for path in (tmp_path / "files").glob("*.data")]
     before = next(found for found in written if b"batch_req_" in found)
-    with process(0, 60, folder=str(tmp_path)) as (_, url), opened(url) as client:
+    with kept(tmp_path) as (_, client):
         batch = ended(client, batch_id)
         assert batch.status == "completed"
-        assert batch.output_file_id is not None
-        after = client.files.content(batch.output_file_id).content
-    assert after.startswith(before[: before.rindex(b"\n") + 1])
-    answers = [json.loads(line) for line in after.splitlines()]
-    assert sorted(answer["custom_id"] for answer in answers) == sorted(f"r{number}" for number in range(24))
-    assert len({answer["response"]["body"]["choices"][0]["text"] for answer in answers}) == 1
+        found = answers(client, batch.output_file_id)
+    whole = before[: before.rindex(b"\n") + 1].splitlines()
+    assert found[: len(whole)] == list(map(json.loads, whole))
+    assert sorted(answer["custom_id"] for answer in found) == sorted(f"r{number}" for number in range(24))
+    assert len({answer["response"]["body"]["choices"][0]["text"] for answer in found}) == 1
+
+
+@pytest.mark.slow
+def test_a_request_that_an_engine_fails_with_is_not_asked_again(tmp_path: Path) -> None:
+    bad = requests("/v1/completions", 1, prompt=[9, 9, 9]).replace(b'"r0"', b'"bad"')
+    with kept(tmp_path) as (child, client):
+        batch_id = begun(client, bad + requests("/v1/completions", 12, ignore_eos=True))
+        assert child.wait(60) == 1
+    with kept(tmp_path) as (_, client):
+        batch = ended(client, batch_id)
+        assert batch.status == "completed"
+        failed = {answer["custom_id"]: answer["response"] for answer in answers(client, batch.error_file_id)}
+        assert failed["bad"]["status_code"] == 500
+        assert {answer["body"]["error"]["code"] for answer in failed.values()} == {"engine_failed"}
+        assert len(failed) + len(answers(client, batch.output_file_id)) == 13

@@ -79,6 +79,14 @@ async def test_what_there_is_no_place_for_is_asked_again_later(
 
 
 @pytest.mark.anyio
+async def test_an_engine_that_fails_has_answered_what_it_computed_and_nothing_else() -> None:
+    server = state()
+    server.failure = RuntimeError("a step failed")
+    assert await calls(JSONResponse({}, 500), server)[0]("", "/v1/x", {}, 2) == Answered(500, "", b"{}")
+    assert await calls(JSONResponse({}, 503), server)[0]("", "/v1/x", {}, 2) == Later(batch_calls.RETRY_SECONDS)
+
+
+@pytest.mark.anyio
 async def test_a_stream_is_an_error_of_its_request() -> None:
     ask, asked = calls(JSONResponse({}))
     refused = await ask("", "/v1/x", {"stream": True}, 2)
