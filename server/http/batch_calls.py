@@ -93,7 +93,7 @@ class BatchCalls:
     def _seconds_until_another_try(self, answer: InternalAnswer) -> float | None:
         """When to try again what was not answered for lack of a place, a model or time; None for an answer."""
         # What fails with an engine is answered with that: a later run must not fail with it again.
-        ending = answer.status >= 500 and self._state.draining or answer.status == 503 and self._state.failed
+        ending = (answer.status >= 500 and self._state.draining) or (answer.status == 503 and self._state.failed)
         waits = answer.status == 429 or (answer.status == 503 and "retry-after" in answer.headers)
         if not (ending or waits):
             return None
