@@ -75,7 +75,10 @@ class BatchTools:
 
     async def written(self, function: Callable[[], T]) -> T:
         """Return what a function returns that writes to the folder. It is called also where nobody waits for it."""
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self.writer, function))
+        writing = asyncio.get_running_loop().run_in_executor(self.writer, function)
+        writing.add_done_callback(lambda done: done.exception())  # seen, also where nobody waits
+        await asyncio.wait({writing})  # which does not cancel it
+        return writing.result()
 
 
 class BatchRun:
