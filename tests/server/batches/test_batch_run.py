@@ -54,6 +54,16 @@ async def test_a_request_that_there_is_no_place_for_is_asked_again(batches: Batc
 
 
 @pytest.mark.anyio
+async def test_until_then_nothing_of_its_owner_is_asked_and_others_go_on(batches: Batches, route: Route) -> None:
+    route.first = lambda prompt: Later(60.0) if prompt < 10 else None
+    held = await begun(batches, prompts(*range(10)), "alice")
+    await until(lambda: bool(route.asked) and not route.running)
+    assert (await ended(batches, await begun(batches, prompts(*range(10, 30)), "bob"))).status == "completed"
+    assert len([owner for owner, _ in route.asked if owner == "alice"]) <= 3
+    assert current(batches, held).status == "in_progress"
+
+
+@pytest.mark.anyio
 async def test_of_a_wrong_input_nothing_is_asked(batches: Batches, route: Route) -> None:
     batch = await ended(batches, await begun(batches, prompts(0) + b"{\n" + prompts(0)))
     assert batch.status == "failed"

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
+from bigmodel.server.batches import records
 from bigmodel.server.batches.batches import Batches
 from bigmodel.server.batches.limits import BatchLimits, TooManyBatchesError
 from tests.server.batches.running import Route, batches_in, begun, current, ended, prompts, texts, until
 
 
 @pytest.mark.anyio
-async def test_a_later_run_answers_what_is_left_and_nothing_twice(route: Route, tmp_path: Path) -> None:
+async def test_a_later_run_answers_what_is_left_and_nothing_twice(
+    route: Route, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = batches_in(tmp_path, route)
     first.start()
     route.left = 5
@@ -24,6 +27,8 @@ async def test_a_later_run_answers_what_is_left_and_nothing_twice(route: Route, 
     answered = current(first, batch)
     assert (answered.status, route.running) == ("in_progress", 0)
 
+    later = records.now() + 9
+    monkeypatch.setattr(records, "now", lambda: later)
     again = Route()
     second = batches_in(tmp_path, again)
     second.start()
@@ -31,14 +36,14 @@ async def test_a_later_run_answers_what_is_left_and_nothing_twice(route: Route, 
     assert (found.status, found.completed) == ("completed", 12)
     assert texts(second, found) == {f"name {number}": str(number) for number in range(12)}
     assert len(again.asked) == 7
-    assert found.in_progress_at == answered.in_progress_at
+    assert (found.in_progress_at, found.completed_at) == (answered.in_progress_at, later)
     await second.stop()
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("status", ["validating", "in_progress", "finalizing", "cancelling"])
 async def test_every_state_that_a_killed_server_leaves_is_gone_on_with(
-    status: Any, route: Route, tmp_path: Path
+    status: Any, route: Route, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = batches_in(tmp_path, route, may_begin=lambda held, model: False)
     batch = await begun(first, prompts(0, 1))
@@ -46,12 +51,15 @@ async def test_every_state_that_a_killed_server_leaves_is_gone_on_with(
     await first.stop()
     left = current(first, batch)
     first._tools.batches.save(left.changed(status) if status != "validating" else batch)
+    later = records.now() + 9
+    monkeypatch.setattr(records, "now", lambda: later)
 
     second = batches_in(tmp_path, route)
     second.start()
     found = await ended(second, batch)
     wanted = ("cancelled", 0, 2) if status == "cancelling" else ("completed", 2, 0)
     assert (found.status, found.completed, found.failed) == wanted
+    assert found.in_progress_at == (later if status == "validating" else left.in_progress_at)
     await second.stop()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 
 from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.http import pooled_requests
+from bigmodel.server.http.client_limits import LATER
 from bigmodel.server.http.errors import APIError
+from bigmodel.server.http.internal_calls import post
 from bigmodel.server.http.parsing import SMALL_BYTES
 from bigmodel.server.http.pooled_requests import PooledText, PooledTexts
 from tests.server.live import MODEL, engine_of, serving, tiny_app
@@ -69,6 +72,23 @@ def test_many_short_texts_are_tokenised_beside_the_event_loop() -> None:
     asyncio.run(texts(["a"] * 2048, run, []).check())
     assert all(size > SMALL_BYTES for size in run.sizes[:-1])
     assert len(run.sizes) == 3
+
+
+@pytest.mark.anyio
+async def test_texts_of_a_batch_wait_behind_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def submit(engine: Any, requests: list[Any]) -> None:
+        seen.extend(request.priority for request in requests)
+        raise APIError(429, "full")
+
+    monkeypatch.setattr(pooled_requests, "submit_all", submit)
+    app, body = tiny_app(), {"model": MODEL, "input": ["a", "b"]}
+    engine_of(app).start()
+    for scope in ({}, {LATER: 7}):
+        assert (await post(app, "/v1/embeddings", json.dumps(body).encode(), **scope)).status == 429
+    assert seen == [0, 0, 7, 7]
+    engine_of(app).stop()
 
 
 def ask(url: str, count: int) -> httpx.Response:

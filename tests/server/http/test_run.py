@@ -86,6 +86,17 @@ def test_sigterm_lets_running_requests_finish_and_exits_zero() -> None:
         assert child.wait(60) == 0
 
 
+def test_a_signal_gives_up_what_batches_have_answered_before_anything_is_waited_for() -> None:
+    state = ServerState(Settings("tiny"))
+    left: list[bool] = []
+    state.batches = SimpleNamespace(leave_soon=lambda: left.append(server.should_exit))  # type: ignore[assignment]
+    server = DrainingServer(server_config(FastAPI()), state)
+    server.handle_exit(signal.SIGTERM, None)
+    while not server.should_exit:
+        time.sleep(0.001)
+    assert left == [False]
+
+
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once_and_says_so() -> None:
     with process(0.05, 60) as (child, url):
