@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,10 +18,9 @@ from ..quantized.stored import StoredModule, published, stored_names
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
 from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
-from .trace.extrapolate import renamed
 from .trace.ledger import D, Rounding, replay
 from .trace.measured import MeasuredForward
-from .trace.trace import OUTSIDE, Enter, Event, InitialStorage, Leave, Trace
+from .trace.trace import OUTSIDE, Enter, Event, InitialStorage, Leave, Part, Segment, Trace, renamed
 from .trace.uses import FORWARDS
 from .trace.workload import Workload, max_context, used_length
 
@@ -339,21 +338,33 @@ def _renumbered(phase: Phase, order: Sequence[int], returning: Collection[int], 
     operations between units.
     """
     units = {old: new for new, old in enumerate(order)}
-
-    def kept(event: Event) -> Event:
-        stays = isinstance(event, Leave) and event.source is None and event.unit not in returning
-        return Leave(event.unit) if isinstance(event, Leave) and stays else event
+    known: dict[object, Segment] = {}  # layers of one kind share a segment
 
     def placed_before(held: InitialStorage) -> InitialStorage:
         moved = held.is_output and held.unit in returning
         return replace(held, unit=OUTSIDE if moved else units.get(held.unit, held.unit))
 
+    def renumbered_part(part: Part) -> Part:
+        own = [(unit, part.units.get(unit, unit)) for unit in part.segment.units]
+        stay, move = (frozenset(unit for unit, its in own if its in chosen) for chosen in (placed, returning))
+        key = part.segment, stay, move
+        if key not in known:
+            known[key] = Segment(_renumbered_events(part.segment.events, units, move, stay))
+        return Part(known[key], part.storages, {units[old]: units[new] for old, new in part.units.items()})
+
     def renumbered(trace: Trace) -> Trace:
-        events = tuple(
-            renamed(kept(event), {}, units)
-            for event in trace.events
-            if not isinstance(event, (Enter, Leave)) or event.unit in placed
-        )
-        return Trace(events, tuple(map(placed_before, trace.initial)))
+        return Trace(initial=map(placed_before, trace.initial), parts=map(renumbered_part, trace.parts))
 
     return phase.with_traces(renumbered)
+
+
+def _renumbered_events(
+    events: Iterable[Event], units: Mapping[int, int], returning: Collection[int], placed: Collection[int]
+) -> Iterator[Event]:
+    """Yield events as `_renumbered` has them; its arguments are of the units in these."""
+    for event in events:
+        if isinstance(event, (Enter, Leave)) and event.unit not in placed:
+            continue
+        if isinstance(event, Leave) and event.source is None and event.unit not in returning:
+            event = Leave(event.unit)
+        yield renamed(event, {}, units)

@@ -40,6 +40,7 @@ class UnitCost:
         self._works_packed = [None if phase.packed is None else phase.packed.trace.work() for phase in profile.phases]
         self.input_transfers = [InputTransfers(phase.trace) for phase in profile.phases]
         self._known: dict[tuple[int, int, Key, bool, bool], float] = {}
+        self._of_works: dict[tuple[int, Key], float] = {}  # by `id` of works, which layers of one kind share
         self._names: dict[Key, str] = {}
 
     @cached_property
@@ -64,8 +65,11 @@ class UnitCost:
             other = self._works_from_host[phase]
         key = (phase, unit, execution, other is not None, packed)
         if key not in self._known:
-            works = self.works[phase] if other is None else other
-            self._known[key] = self.of_works(works.get(unit, ()), execution)
+            works = (self.works[phase] if other is None else other).get(unit, ())
+            shared = id(works), execution
+            if shared not in self._of_works:
+                self._of_works[shared] = self.of_works(works, execution)
+            self._known[key] = self._of_works[shared]
         return self._known[key]
 
     def least_compute(self, phase: int, unit: int, execution: Key) -> float:
@@ -242,7 +246,7 @@ class InputTransfers:
         self._inputs: dict[int, tuple[Inputs, ...]] = {}
         producers = {held.storage: (held.unit, False) for held in trace.initial}
         running = [OUTSIDE]
-        for event in trace.events:
+        for event in trace.outline:
             if isinstance(event, Allocate):
                 outside = running[-1] == OUTSIDE
                 producers[event.storage] = producers.get(event.source, NO_PRODUCER) if outside else (running[-1], False)

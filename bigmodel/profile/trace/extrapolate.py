@@ -6,27 +6,13 @@ sample of the layers is run (`sample_layers`), and `extrapolate` repeats what th
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
 
 from ..model.units import UnitProfile
-from .trace import (
-    Allocate,
-    Call,
-    Enter,
-    Event,
-    Free,
-    InitialStorage,
-    Leave,
-    Operation,
-    OutsideUse,
-    Return,
-    Scratch,
-    Trace,
-)
+from .trace import Allocate, Enter, Event, Free, InitialStorage, Part, Segment, Trace, renamed
 
 CONTEXT = 2
 """Layers before a layer that must be of the same kinds for two layers to count as the same: storages of one layer may
@@ -137,15 +123,15 @@ def extrapolate(trace: Trace, sample: LayerSample) -> Trace:
 
 
 class _Extrapolation:
-    """Builds the full trace: head, the sampled layers but the last, copies for the others, tail."""
+    """Builds the full trace: head, the sampled layers but the last, these again for the others, tail."""
 
     def __init__(self, trace: Trace, sample: LayerSample) -> None:
         self.trace = trace
         self.sample = sample
-        self.numbers = itertools.count(1 + _highest_storage(trace))
-        self.events: list[Event] = []
+        self.next = 1 + _highest_storage(trace)  # number of the next new storage
+        self.parts: list[Part] = []
         self.initial = list(trace.initial)
-        self.copies: dict[int, list[int]] = {}  # storages of the copies of a layer's storage
+        self.copies: list[tuple[int, Mapping[int, int]]] = []  # of each layer that was not run: stand-in, storages
         self.left: list[list[int]] = []  # by layer of the full list: its storages alive when the next begins
         self.own: dict[int, list[int]] = {}  # by layer of the full list: its storages alive before the trace
 
@@ -153,17 +139,17 @@ class _Extrapolation:
         starts = self._starts()
         if not starts:
             self._extend_initial()
-            return Trace(self.trace.events, tuple(self.initial))
+            return Trace(initial=self.initial, parts=self.trace.parts)
         count = self.sample.count
         events = self.trace.events
-        segments = [events[starts[p] : starts[p + 1]] for p in range(count - 1)]
-        self.events += events[: starts[-1]]
-        self.left += [_left_alive(segment) for segment in segments]
+        layers = [_Layer(events[starts[p] : starts[p + 1]]) for p in range(count - 1)]
+        self.parts += [Part(Segment(events[: starts[0]])), *(Part(layer.segment) for layer in layers)]
+        self.left += [layer.left for layer in layers]
         self._extend_initial()
-        for layer in range(count - 1, len(self.sample.stand_ins) - 1):
-            self._copy(segments[self.sample.stand_ins[layer]], layer)
-        self._append_tail(events[starts[-1] :])
-        return Trace(tuple(self.events), tuple(self.initial))
+        for number in range(count - 1, len(self.sample.stand_ins) - 1):
+            self._copy(layers[self.sample.stand_ins[number]], number)
+        self.parts.append(Part(Segment(self._tail(events[: starts[-1]], events[starts[-1] :], layers))))
+        return Trace(initial=self.initial, parts=self.parts)
 
     def _starts(self) -> list[int]:
         """Return the position of the event at which each sampled layer starts; none if the list does not run."""
@@ -186,103 +172,87 @@ class _Extrapolation:
                 self.own[layer] = [item.storage for item in originals]
             elif layer < last:
                 unit = self.sample.units[layer]
-                copies = [replace(item, storage=next(self.numbers), unit=unit) for item in originals]
-                self.initial += copies
-                self.own[layer] = [item.storage for item in copies]
+                self.own[layer] = self._new(len(originals))
+                self.initial += [
+                    replace(item, storage=storage, unit=unit)
+                    for item, storage in zip(originals, self.own[layer], strict=True)
+                ]
         last_sampled = self.sample.units[self.sample.count - 1]
         self.initial = [
             replace(item, unit=self.sample.units[last])
-            if item in self.trace.initial and item.unit == last_sampled
+            if item.unit == last_sampled and item in self.trace.initial
             else item
             for item in self.initial
         ]
 
-    def _copy(self, segment: Sequence[Event], layer: int) -> None:
-        """Append the events of `layer`: those of its stand-in, with storages of its own."""
-        stand_in = self.sample.stand_ins[layer]
-        names = dict(zip(self.own[stand_in], self.own[layer], strict=True))
+    def _new(self, count: int) -> list[int]:
+        """Return numbers for new storages."""
+        self.next += count
+        return [*range(self.next - count, self.next)]
+
+    def _copy(self, layer: _Layer, number: int) -> None:
+        """Append the events of layer `number`: those of its stand-in, with storages of its own."""
+        stand_in = self.sample.stand_ins[number]
+        names = dict(zip(self.own[stand_in], self.own[number], strict=True))
         for back in range(1, CONTEXT + 1):
-            there, here = self.left[stand_in - back], self.left[layer - back]
+            there, here = self.left[stand_in - back], self.left[number - back]
             if len(there) != len(here):
                 raise CannotExtrapolate(f"equal blocks of {self.sample.path} leave different storages alive")
             names.update(zip(there, here, strict=True))
-            names.update(zip(self.own[stand_in - back], self.own[layer - back], strict=True))
-        units = {self.sample.units[stand_in]: self.sample.units[layer]}
-        for event in segment:
-            if isinstance(event, Allocate):
-                names[event.storage] = next(self.numbers)
-                self.copies.setdefault(event.storage, []).append(names[event.storage])
-            if isinstance(event, Free) and event.storage not in names:
-                raise CannotExtrapolate(f"a block of {self.sample.path} frees what was allocated far before it")
-            self.events.append(renamed(event, names, units))
-        self.left.append([names[storage] for storage in self.left[stand_in]])
+            names.update(zip(self.own[stand_in - back], self.own[number - back], strict=True))
+        if not layer.freed_of_others <= names.keys():
+            raise CannotExtrapolate(f"a block of {self.sample.path} frees what was allocated far before it")
+        names.update(zip(layer.made, self._new(len(layer.made)), strict=True))
+        units = {self.sample.units[stand_in]: self.sample.units[number]}
+        self.parts.append(Part(layer.segment, names, units))
+        self.copies.append((stand_in, names))
+        self.left.append([names[storage] for storage in layer.left])
 
-    def _append_tail(self, tail: Sequence[Event]) -> None:
-        """Append the last layer and what follows; it refers to the last copies in place of the last sampled layers."""
+    def _tail(self, run: Sequence[Event], tail: Sequence[Event], layers: Sequence[_Layer]) -> Iterator[Event]:
+        """Yield the last layer and what follows; it refers to the last copies in place of the last sampled layers.
+
+        Args:
+            run: the recorded events before it.
+            tail: its events as recorded.
+            layers: the sampled layers but the last.
+        """
         count, total = self.sample.count, len(self.sample.stand_ins)
         names: dict[int, int] = {}
         for back in range(CONTEXT, 0, -1):
             names.update(zip(self.left[count - 1 - back], self.left[total - 1 - back], strict=True))
         units = {self.sample.units[count - 1]: self.sample.units[-1]}
-        dead = {event.storage for event in self.events if isinstance(event, Free)}
+        dead = {event.storage for event in run if isinstance(event, Free)}
+        dead.update(copied[storage] for by, copied in self.copies for storage in layers[by].freed_of_others)
         for event in tail:
             if not isinstance(event, Free):
-                self.events.append(renamed(event, names, units))
+                yield renamed(event, names, units)
                 continue
             family = {event.storage, names.get(event.storage, event.storage)}
-            family.update(self.copies.get(event.storage, ()))
-            self.events += [Free(storage) for storage in sorted(family - dead)]
+            family.update(copied[event.storage] for by, copied in self.copies if event.storage in layers[by].own)
+            yield from (Free(storage) for storage in sorted(family - dead))
             dead |= family
+
+
+class _Layer:
+    """The events of a sampled layer, until the next begins.
+
+    Attributes:
+        segment: the events.
+        made: the storages that it allocates, in order.
+        own: the same as a set.
+        left: those of them that it leaves alive.
+        freed_of_others: storages that it frees and has not allocated.
+    """
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.segment = Segment(events)
+        self.made = [event.storage for event in events if isinstance(event, Allocate)]
+        self.own = set(self.made)
+        freed = {event.storage for event in events if isinstance(event, Free)}
+        self.left = [storage for storage in self.made if storage not in freed]
+        self.freed_of_others = freed - self.own
 
 
 def _highest_storage(trace: Trace) -> int:
     made = [event.storage for event in trace.events if isinstance(event, Allocate)]
     return max([item.storage for item in trace.initial] + made, default=0)
-
-
-def _left_alive(segment: Sequence[Event]) -> list[int]:
-    """Return the storages that a segment allocates and leaves alive, in the order of allocation."""
-    alive = dict.fromkeys(event.storage for event in segment if isinstance(event, Allocate))
-    for event in segment:
-        if isinstance(event, Free):
-            alive.pop(event.storage, None)
-    return list(alive)
-
-
-def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) -> Event:
-    """Return `event` with its storages and units renumbered by `names` and `units`; those in neither stay."""
-    kind = type(event)
-    if kind is Operation or kind is Scratch:
-        return event
-    if not names and (kind is Free or kind is Call or kind is Return):
-        return event
-    if isinstance(event, Allocate):
-        if not names and event.brought_to is None and event.view_of is None and not event.weights:
-            return event
-        source = names.get(event.source, event.source)
-        to = None if event.brought_to is None else units.get(event.brought_to, event.brought_to)
-        view_of = None if event.view_of is None else units.get(event.view_of, event.view_of)
-        made_of = tuple(units.get(unit, unit) for unit in event.weights)
-        storage = names.get(event.storage, event.storage)
-        return Allocate(storage, event.nbytes, source, _named(event.others, names), to, made_of, view_of)
-    if isinstance(event, Free):
-        return Free(names.get(event.storage, event.storage))
-    if isinstance(event, OutsideUse):
-        weights = tuple((units.get(unit, unit), nbytes) for unit, nbytes in event.weights)
-        alone = tuple(units.get(unit, unit) for unit in event.alone)
-        return OutsideUse(weights, names.get(event.source, event.source), alone, event.lasts)
-    if isinstance(event, Enter):
-        return Enter(units.get(event.unit, event.unit), _named(event.inputs, names))
-    if isinstance(event, Leave):
-        back_to = None if event.source is None else names.get(event.source, event.source)
-        return Leave(units.get(event.unit, event.unit), _named(event.outputs, names), back_to)
-    if isinstance(event, Call):
-        return Call(_named(event.fresh, names), _named(event.kept, names))
-    if isinstance(event, Return):
-        given = frozenset(names.get(storage, storage) for storage in event.given)
-        return Return(_named(event.outputs, names), given)
-    return event
-
-
-def _named(tensors: tuple[tuple[int, int], ...], names: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    return tuple((names.get(storage, storage), nbytes) for storage, nbytes in tensors)

@@ -7,12 +7,12 @@ worst routing (`expert_calls`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ...limits import MOST_GROUPS
-from .expert_calls import BY_ROWS, NUMBER, expert_calls, host_call, split_call
+from .expert_calls import BY_ROWS, NUMBER, ExpertCall, expert_calls, host_call, split_call
 from .trace import (
     Allocate,
     Burst,
@@ -27,6 +27,7 @@ from .trace import (
     Return,
     Route,
     Routed,
+    RoutedCall,
     Scratch,
     Trace,
 )
@@ -138,9 +139,7 @@ class Ledger(Generic[D]):
         elif isinstance(event, Free):
             self._free(event.storage)
         elif isinstance(event, Burst):
-            device = self._running[-1][1]
-            self._add(device, event.peak)
-            self._add(device, event.net - event.peak)
+            self._burst(self._running[-1][1], event.peak, event.net)
         elif isinstance(event, Scratch):
             device = self._running[-1][1] if self._running else self._main
             self._add(device, self._taken(device, event.nbytes))
@@ -157,6 +156,11 @@ class Ledger(Generic[D]):
             self._route(event)
         elif isinstance(event, Routed):
             self._end_routed()
+        elif isinstance(event, RoutedCall):
+            self._route(event.route)
+            for each in event.condensed:
+                self.apply(each)
+            self._end_routed(event)
         elif isinstance(event, Call):
             self._last = self._main
             self._move_inputs(event)
@@ -323,7 +327,7 @@ class Ledger(Generic[D]):
     def _is_split(self, route: Route) -> bool:
         return self._split is not None and route.choice.tokens < self._split[0] and route.implementation in BY_ROWS
 
-    def _end_routed(self) -> None:
+    def _end_routed(self, condensed: RoutedCall | None = None) -> None:
         """End a call of cached experts: add its worst peak, then the storages that it leaves alive."""
         if not self._running:
             return
@@ -334,6 +338,20 @@ class Ledger(Generic[D]):
             return
         route, slots, events = self._routed
         self._routed = None
+        if condensed is None:
+            self._add_calls(route, slots, device, events)
+        else:
+            self._add_peaks(condensed, slots, device)
+        made = {event.storage: event.nbytes for event in events if isinstance(event, Allocate)}
+        for event in events:
+            if isinstance(event, Free) and made.pop(event.storage, None) is None and event.storage in self._alive:
+                held_on, nbytes = self._alive.pop(event.storage)
+                self._add(held_on, -nbytes, event.storage)
+        for storage, nbytes in made.items():
+            self._take(storage, device, self._taken(device, nbytes))
+
+    def _add_calls(self, route: Route, slots: int, device: D, events: Sequence[Event]) -> None:
+        """Add the bytes of the worst way in which experts may be called, one after another."""
         rounding = self._rounding.get(device, int)
         calls = expert_calls(route, slots)
         if self._split is not None and self._is_split(route):
@@ -344,13 +362,20 @@ class Ledger(Generic[D]):
         worst = max(calls, key=lambda call: call.peak(route, events, rounding))
         for nbytes in worst.changes(route, events, rounding):
             self._add(device, nbytes)
-        made = {event.storage: event.nbytes for event in events if isinstance(event, Allocate)}
-        for event in events:
-            if isinstance(event, Free) and made.pop(event.storage, None) is None and event.storage in self._alive:
-                held_on, nbytes = self._alive.pop(event.storage)
-                self._add(held_on, -nbytes, event.storage)
-        for storage, nbytes in made.items():
-            self._take(storage, device, self._taken(device, nbytes))
+
+    def _add_peaks(self, condensed: RoutedCall, slots: int, device: D) -> None:
+        """As `_add_calls`, without rounding: only peaks matter, which are the same in all layers of one kind."""
+
+        def peak(call: ExpertCall) -> int:
+            if call not in condensed.peaks:
+                condensed.peaks[call] = call.peak(condensed.route, condensed.events, int)
+            return condensed.peaks[call]
+
+        calls = expert_calls(condensed.route, slots)
+        if self._split is not None and self._is_split(condensed.route):
+            calls.append(split_call(condensed.route, slots))
+            self._burst(self._split[1], peak(host_call(condensed.route)))
+        self._burst(device, max(map(peak, calls)))
 
     def _leave(self, event: Leave) -> None:
         _, device, copied = self._running.pop()
@@ -393,6 +418,11 @@ class Ledger(Generic[D]):
         """Return the bytes that the allocator of a device takes for a tensor."""
         rounding = self._rounding.get(device)
         return nbytes if rounding is None else rounding(nbytes)
+
+    def _burst(self, device: D, peak: int, net: int = 0) -> None:
+        """Add `peak` bytes, of which `net` remain."""
+        self._add(device, peak)
+        self._add(device, net - peak)
 
     def _add(self, device: D, nbytes: int, storage: int | None = None) -> None:
         total = self.now[device] = self.now.get(device, 0) + nbytes

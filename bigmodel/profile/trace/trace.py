@@ -1,15 +1,18 @@
 """The trace of one forward: every allocation, free and operation as a list of events.
 
 A trace names no devices: each event belongs to the unit of the model that was running. `bigmodel.profile.trace.ledger`
-replays a trace under any device map, so one recording gives the peaks of all maps. From top to bottom: the events, the
-`Trace`, cutting one recording into traces (`cut`), and condensing events for fast replays (`condense`).
+replays a trace under any device map, so one recording gives the peaks of all maps. From top to bottom: the events;
+segments of events, which layers of one kind share; the `Trace`; cutting one recording into traces (`cut`); condensing
+events for fast replays (`condense`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 from ..model.experts import RouterChoice
 from .work import Work
@@ -185,6 +188,23 @@ class Burst:
     net: int
 
 
+@dataclass(frozen=True)
+class RoutedCall:
+    """A call of a module of experts that can be fetched one by one, from its `Route` to its `Routed`, condensed.
+
+    Attributes:
+        route: its beginning.
+        events: what runs in it, with the numbers that it was recorded with: chunks depend on every tensor.
+        condensed: the same condensed, for experts that are all there.
+        peaks: bytes that `events` take in each way in which the experts may be called, as far as they are known.
+    """
+
+    route: Route
+    events: tuple[Event, ...]
+    condensed: tuple[Event, ...]
+    peaks: dict[object, int] = field(default_factory=dict, compare=False, repr=False)
+
+
 Event = (
     Allocate
     | Free
@@ -199,7 +219,133 @@ Event = (
     | Route
     | Routed
     | Burst
+    | RoutedCall
 )
+
+
+def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) -> Event:
+    """Return `event` with its storages and units renumbered by `names` and `units`; those in neither stay."""
+    kind = type(event)
+    if kind is Operation or kind is Scratch or kind is Burst:
+        return event
+    if not names and (kind is Free or kind is Call or kind is Return):
+        return event
+    if isinstance(event, Allocate):
+        if not names and event.brought_to is None and event.view_of is None and not event.weights:
+            return event
+        source = names.get(event.source, event.source)
+        to = None if event.brought_to is None else units.get(event.brought_to, event.brought_to)
+        view_of = None if event.view_of is None else units.get(event.view_of, event.view_of)
+        made_of = tuple(units.get(unit, unit) for unit in event.weights)
+        storage = names.get(event.storage, event.storage)
+        return Allocate(storage, event.nbytes, source, _named(event.others, names), to, made_of, view_of)
+    if isinstance(event, Free):
+        return Free(names.get(event.storage, event.storage))
+    if isinstance(event, OutsideUse):
+        weights = tuple((units.get(unit, unit), nbytes) for unit, nbytes in event.weights)
+        alone = tuple(units.get(unit, unit) for unit in event.alone)
+        return OutsideUse(weights, names.get(event.source, event.source), alone, event.lasts)
+    if isinstance(event, Enter):
+        return Enter(units.get(event.unit, event.unit), _named(event.inputs, names))
+    if isinstance(event, Leave):
+        back_to = None if event.source is None else names.get(event.source, event.source)
+        return Leave(units.get(event.unit, event.unit), _named(event.outputs, names), back_to)
+    if isinstance(event, Call):
+        return Call(_named(event.fresh, names), _named(event.kept, names))
+    if isinstance(event, Return):
+        given = frozenset(names.get(storage, storage) for storage in event.given)
+        return Return(_named(event.outputs, names), given)
+    if isinstance(event, RoutedCall):
+        return replace(event, condensed=tuple(renamed(each, names, units) for each in event.condensed))
+    return event
+
+
+def _named(tensors: tuple[tuple[int, int], ...], names: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    return tuple((names.get(storage, storage), nbytes) for storage, nbytes in tensors)
+
+
+class Segment:
+    """Consecutive events. Layers of one kind share a segment, so what follows from it is computed once for all of them.
+
+    Args:
+        events: the events, with the numbers of units and storages that they were recorded with.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.events = tuple(events)
+
+    @cached_property
+    def is_closed(self) -> bool:
+        """Whether all units and calls of experts that begin in it end in it."""
+        kinds = Counter(map(type, self.events))
+        return kinds[Enter] == kinds[Leave] and kinds[Route] == kinds[Routed]
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """The units that start or end in it, each once."""
+        return tuple(dict.fromkeys(event.unit for event in self.events if isinstance(event, (Enter, Leave))))
+
+    @cached_property
+    def condensed(self) -> tuple[Event, ...]:
+        """The events condensed: see `condense`."""
+        return tuple(condense(self.events))
+
+    @cached_property
+    def without_workspace(self) -> Segment:
+        """The same events without the workspace of kernels."""
+        return Segment(event for event in self.events if not isinstance(event, Scratch))
+
+    @cached_property
+    def work(self) -> dict[int, list[Work]]:
+        """As `Trace.work`."""
+        found: dict[int, list[Work]] = {}
+        running = [OUTSIDE]
+        for event in self.events:
+            if isinstance(event, Operation):
+                found.setdefault(running[-1], []).append(event.work)
+            elif isinstance(event, Enter):
+                running.append(event.unit)
+            elif isinstance(event, Leave):
+                running.pop()
+        return found
+
+    @cached_property
+    def expert_works(self) -> dict[int, dict[int, tuple[Route, list[Work]]]]:
+        """As `Trace.expert_works`."""
+        found: dict[int, dict[int, tuple[Route, list[Work]]]] = {}
+        unit, works = OUTSIDE, list[Work]()
+        for event in self.events:
+            if isinstance(event, Enter):
+                unit = event.unit
+            elif isinstance(event, Route):
+                works = []
+                found.setdefault(unit, {})[event.position] = event, works
+            elif isinstance(event, Routed):
+                works = []
+            elif isinstance(event, Operation):
+                works.append(event.work)
+        return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a trace: a segment as it was recorded, or under the numbers of another layer.
+
+    Attributes:
+        segment: the events.
+        storages: numbers of storages that replace those recorded.
+        units: the same of units.
+    """
+
+    segment: Segment
+    storages: Mapping[int, int] = field(default_factory=dict)
+    units: Mapping[int, int] = field(default_factory=dict)
+
+    def renamed(self, events: Iterable[Event]) -> Iterable[Event]:
+        """Return events of its segment under its numbers."""
+        if not self.storages and not self.units:
+            return events
+        return (renamed(event, self.storages, self.units) for event in events)
 
 
 @dataclass(frozen=True)
@@ -223,49 +369,85 @@ _AT_INPUTS = InitialStorage(OUTSIDE, 0, OUTSIDE)
 """Stands for what is not recorded."""
 
 
-@dataclass(frozen=True)
 class Trace:
-    """One forward: the storages alive at its start (the KV cache so far), and the events in order."""
+    """One forward: the storages alive at its start (the KV cache so far), and the events in order.
 
-    events: tuple[Event, ...]
-    initial: tuple[InitialStorage, ...] = ()
+    Args:
+        events: the events.
+        initial: the storages.
+        parts: the events in parts, in the place of `events`.
+    """
+
+    def __init__(
+        self,
+        events: Iterable[Event] = (),
+        initial: Iterable[InitialStorage] = (),
+        parts: Iterable[Part] | None = None,
+    ) -> None:
+        self.initial = tuple(initial)
+        self.parts = (Part(Segment(events)),) if parts is None else tuple(parts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and (self.initial, self.events) == (other.initial, other.events)
+
+    def __hash__(self) -> int:
+        return hash(self.initial)
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """All events. A deep model has hundreds of thousands: the other attributes are faster."""
+        return tuple(chain.from_iterable(part.renamed(part.segment.events) for part in self.parts))
+
+    @cached_property
+    def _closed(self) -> tuple[Part, ...]:
+        """The parts, or all events as one if a unit runs from one part into the next."""
+        if all(part.segment.is_closed for part in self.parts):
+            return self.parts
+        return (Part(Segment(self.events)),)
 
     @cached_property
     def condensed(self) -> tuple[Event, ...]:
         """The events condensed for replaying memory: see `condense`."""
-        return tuple(condense(self.events))
+        return tuple(chain.from_iterable(part.renamed(part.segment.condensed) for part in self._closed))
+
+    @property
+    def outline(self) -> Iterator[Event]:
+        """Yield the condensed events, also those within calls of experts: every start and end of a unit or call, and
+        the storages that outlive one."""
+        for event in self.condensed:
+            if isinstance(event, RoutedCall):
+                yield from (event.route, *event.condensed, Routed())
+            else:
+                yield event
 
     @cached_property
     def without_workspace(self) -> Trace:
         """The same forward without the workspace of kernels."""
-        return Trace(tuple(event for event in self.events if not isinstance(event, Scratch)), self.initial)
+        parts = (replace(part, segment=part.segment.without_workspace) for part in self.parts)
+        return Trace(initial=self.initial, parts=parts)
 
     def order(self) -> list[int]:
         """Return the units in the order they first ran."""
-        return list(dict.fromkeys(event.unit for event in self.events if isinstance(event, Enter)))
+        return list(dict.fromkeys(event.unit for event in self.outline if isinstance(event, Enter)))
 
     def forwards(self) -> set[int]:
         """Return the units whose forward ran, and not another method alone."""
-        return {event.unit for event in self.events if isinstance(event, Leave) and event.source is None}
+        return {event.unit for event in self.outline if isinstance(event, Leave) and event.source is None}
 
-    def work(self) -> dict[int, list[Work]]:
+    def work(self) -> dict[int, Sequence[Work]]:
         """Return the work of each unit's operations, in order; those between units under `OUTSIDE`."""
-        found: dict[int, list[Work]] = {}
-        running = [OUTSIDE]
-        for event in self.events:
-            if isinstance(event, Operation):
-                found.setdefault(running[-1], []).append(event.work)
-            elif isinstance(event, Enter):
-                running.append(event.unit)
-            elif isinstance(event, Leave):
-                running.pop()
+        found: dict[int, Sequence[Work]] = {}
+        for part in self._closed:
+            for unit, works in part.segment.work.items():
+                unit = part.units.get(unit, unit)
+                found[unit] = [*found[unit], *works] if unit in found else works
         return found
 
     def choices(self) -> dict[int, dict[int, RouterChoice]]:
         """Return the routers' choices by unit, and by position of the experts in the unit."""
         found: dict[int, dict[int, RouterChoice]] = {}
         unit = OUTSIDE
-        for event in self.events:
+        for event in self.outline:
             if isinstance(event, Enter):
                 unit = event.unit
             elif isinstance(event, Route):
@@ -275,17 +457,9 @@ class Trace:
     def expert_works(self) -> dict[int, dict[int, tuple[Route, list[Work]]]]:
         """Return the calls of experts with the work within them, by unit, and by position of the experts in it."""
         found: dict[int, dict[int, tuple[Route, list[Work]]]] = {}
-        unit, works = OUTSIDE, list[Work]()
-        for event in self.events:
-            if isinstance(event, Enter):
-                unit = event.unit
-            elif isinstance(event, Route):
-                works = []
-                found.setdefault(unit, {})[event.position] = event, works
-            elif isinstance(event, Routed):
-                works = []
-            elif isinstance(event, Operation):
-                works.append(event.work)
+        for part in self._closed:
+            for unit, calls in part.segment.expert_works.items():
+                found.setdefault(part.units.get(unit, unit), {}).update(calls)
         return found
 
     @property
@@ -293,7 +467,7 @@ class Trace:
         """The bytes that are alive at the end beyond those at the start."""
         alive = {held.storage: held.nbytes for held in self.initial}
         before = sum(alive.values())
-        for event in self.events:
+        for event in self.outline:
             if isinstance(event, Allocate):
                 alive[event.storage] = event.nbytes
             elif isinstance(event, Free):
@@ -304,7 +478,7 @@ class Trace:
         """Return the bytes of storages alive at the end, by the unit that allocated them: its KV cache."""
         made = {held.storage: (held.unit, held.nbytes) for held in self.initial}
         unit = OUTSIDE
-        for event in self.events:
+        for event in self.outline:
             if isinstance(event, Allocate):
                 made[event.storage] = (unit, event.nbytes)
             elif isinstance(event, Free):
@@ -341,10 +515,8 @@ def cut(events: list[Event], marks: list[tuple[int, int]]) -> list[Trace]:
     for first, end in marks:
         for event in events[position:first]:
             unit = _track(event, unit, alive)
-        traces.append(Trace(tuple(events[first:end]), tuple(alive.values())))
-        for event in events[first:end]:
-            unit = _track(event, unit, alive)
-        position = end
+        traces.append(Trace(events[first:end], alive.values()))
+        position = first
     return traces
 
 
@@ -366,28 +538,46 @@ def _track(event: Event, unit: int, alive: dict[int, InitialStorage]) -> int:
     return unit
 
 
-def condense(events: Iterable[Event]) -> Iterator[Event]:
+def condense(events: Iterable[Event], depth: int = 0) -> Iterator[Event]:
     """Yield fewer events that give every device the same peak and final bytes, under any device map.
 
     A unit executes on one device, so only the peak and the net bytes of consecutive allocations and frees matter
     (`Burst`). About ten of the hundreds of events of a block remain. Events between units, whose devices depend on
-    their inputs, and events within experts, whose chunks depend on the plan, are kept. An allocator that rounds each
-    storage needs the original events.
+    their inputs, are kept, and so are those within experts, whose chunks depend on the plan (`RoutedCall`). An
+    allocator that rounds each storage needs the original events.
+
+    Args:
+        events: the events.
+        depth: number of units that run when they begin.
     """
     pending: list[Event] = []
-    depth, routed = 0, False
-    for event in events:
+    following = iter(events)
+    for event in following:
         if isinstance(event, Operation):
             continue
-        if depth and not routed and isinstance(event, (Allocate, Free, Scratch)) and not _is_elsewhere(event):
+        if depth and isinstance(event, (Allocate, Free, Scratch)) and not _is_elsewhere(event):
             pending.append(event)
             continue
         yield from _together(pending)
         pending = []
+        if isinstance(event, Route):
+            yield from _routed(event, following, depth)
+            continue
         yield event
         depth += isinstance(event, Enter) - isinstance(event, Leave)
-        routed = isinstance(event, Route) or (routed and not isinstance(event, Routed))
     yield from _together(pending)
+
+
+def _routed(route: Route, following: Iterator[Event], depth: int) -> Iterator[Event]:
+    """Yield a call of experts as one event, whose end is among those that follow."""
+    events: list[Event] = []
+    for event in following:
+        if isinstance(event, Routed):
+            yield RoutedCall(route, tuple(events), tuple(condense(events, depth)))
+            return
+        if not isinstance(event, Operation):
+            events.append(event)
+    yield from (route, *events)
 
 
 def _is_elsewhere(event: Event) -> bool:

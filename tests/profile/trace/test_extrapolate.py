@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from bigmodel.profile.model.experts import RouterChoice
 from bigmodel.profile.trace.extrapolate import (
     CONTEXT,
     CannotExtrapolate,
@@ -15,22 +18,67 @@ from bigmodel.profile.trace.extrapolate import (
     sample_layers,
 )
 from bigmodel.profile.trace.ledger import replay
-from bigmodel.profile.trace.trace import Allocate, Enter, Free, InitialStorage, Leave, Trace
+from bigmodel.profile.trace.trace import (
+    Allocate,
+    Enter,
+    Free,
+    InitialStorage,
+    Leave,
+    Operation,
+    Route,
+    Routed,
+    Scratch,
+    Trace,
+)
+from bigmodel.profile.trace.work import CALL, PRODUCT, Work
 
 
 def layer(unit: int, first: int, before: int | None) -> list[object]:
     """What one layer does: a temporary, its output, and the end of the output before it; one storage stays."""
     events: list[object] = [Enter(unit), Allocate(first, 8), Allocate(first + 1, 4), Allocate(first + 2, 2)]
-    events += [Free(first)] + ([Free(before)] if before is not None else []) + [Leave(unit)]
+    events += [Operation(Work(PRODUCT)), Scratch(3), Free(first)]
+    events += ([Free(before)] if before is not None else []) + [Leave(unit), Operation(Work(CALL))]
     return events
 
 
-def recording(layers: int) -> Trace:
-    """A trace of `layers` equal layers between two others; storage 3*n+1 is the output of layer n."""
+def mixture(unit: int, first: int, before: int | None) -> list[object]:
+    """As `layer`, with experts that make the output."""
+    _, *rest = layer(unit, first, before)
+    route = Route(0, RouterChoice(tokens=4, per_token=2, count=4), nbytes=16, expert_tensors=(8,))
+    called = [Allocate(first + 3, 32), Operation(Work(PRODUCT)), Scratch(5), Free(first + 3), Allocate(first + 4, 1)]
+    return [Enter(unit), route, *called, Routed(), *rest, Free(first + 4)]
+
+
+def recording(layers: int, make: Callable[[int, int, int | None], list[object]] = layer) -> Trace:
+    """A trace of `layers` equal layers between two others; storage 5*n+1 is the output of layer n."""
     events: list[object] = [Allocate(900, 4)]
     for index in range(layers):
-        events += layer(index, 3 * index, 3 * index - 2 if index else 900)
-    return Trace((*events, Enter(99), Allocate(901, 64), Leave(99), Free(3 * layers - 2)))  # type: ignore[arg-type]
+        events += make(index, 5 * index, 5 * index - 4 if index else 900)
+    return Trace((*events, Enter(99), Allocate(901, 64), Leave(99), Free(5 * layers - 4)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [layer, mixture])
+def test_what_layers_share_is_what_all_events_give(make: Callable[[int, int, int | None], list[object]]) -> None:
+    count, stand_ins = sample_layers(["a"] * 9) or (0, ())
+    shared = extrapolate(recording(count, make), LayerSample("", tuple(range(9)), count, stand_ins))
+    whole = Trace(shared.events, shared.initial)
+    assert shared == whole
+    assert len({part.segment for part in shared.parts}) < len(shared.parts)
+    assert [*shared.outline] == [*whole.outline]
+    assert shared.without_workspace == whole.without_workspace
+    assert shared.work() == whole.work() == recording(9, make).work()
+    assert shared.expert_works() == whole.expert_works()
+    assert shared.choices() == whole.choices() == recording(9, make).choices()
+    assert (shared.order(), shared.forwards()) == (whole.order(), whole.forwards())
+    assert (shared.kept, shared.left_alive()) == (whole.kept, whole.left_alive())
+
+
+def test_layers_within_another_unit_are_not_told_apart() -> None:
+    count, stand_ins = sample_layers(["a"] * 9) or (0, ())
+    short = Trace((Enter(50), *recording(count).events, Leave(50)))
+    shared = extrapolate(short, LayerSample("", tuple(range(9)), count, stand_ins))
+    whole = Trace(shared.events)
+    assert ([*shared.outline], shared.work()) == ([*whole.outline], whole.work())
 
 
 @pytest.mark.parametrize("layers", [5, 6, 11])

@@ -23,6 +23,7 @@ from bigmodel.profile.trace.trace import (
     Leave,
     Operation,
     Route,
+    Routed,
     Scratch,
     Trace,
     condense,
@@ -80,6 +81,9 @@ def test_a_recording_is_cut_into_traces_with_their_initial_storages() -> None:
     assert second.events == tuple(events[5:8])
 
 
+ROUTE = Route(0, RouterChoice(tokens=4, per_token=2, count=4), nbytes=16, itemsize=2, expert_tensors=(8, 8))
+
+
 def book_every_event(trace: Trace, execution_devices: dict[int, Any], **options: Any) -> Ledger[Any]:
     ledger: Ledger[Any] = Ledger(execution_devices, 0, **options)
     for held in trace.initial:
@@ -90,13 +94,17 @@ def book_every_event(trace: Trace, execution_devices: dict[int, Any], **options:
 
 
 @st.composite
-def traces(draw: st.DrawFn) -> Trace:
-    """Draw units that run one after another, allocate, free what is alive by then, and hand on what they made last."""
+def traces(draw: st.DrawFn, routed: bool = False) -> Trace:
+    """Draw units that run one after another, allocate, free what is alive by then, and hand on what they made last;
+    some of it in a call of experts, if any is to be `routed`."""
     events: list[Event] = []
     alive, made, handed = [0], 0, 0
     for unit in range(draw(st.integers(1, 5))):
         events.append(Enter(unit, ((handed, 8),) if handed in alive else ()))
-        for action in draw(st.lists(st.sampled_from(["make", "free", "scratch", "operate"]), max_size=12)):
+        actions = draw(st.lists(st.sampled_from(["make", "free", "scratch", "operate"]), max_size=12))
+        ends = sorted(draw(st.lists(st.integers(0, len(actions)), min_size=2, max_size=2))) if routed else []
+        for at, action in enumerate([*actions, ""]):
+            events += [ROUTE] * (at == min(ends, default=-1)) + [Routed()] * (at == max(ends, default=-1))
             if action == "make":
                 made += 1
                 alive.append(made)
@@ -105,7 +113,7 @@ def traces(draw: st.DrawFn) -> Trace:
                 events.append(Free(alive.pop(draw(st.integers(0, len(alive) - 1)))))
             elif action == "scratch":
                 events.append(Scratch(draw(st.integers(1, 99))))
-            else:
+            elif action == "operate":
                 events.append(Operation(Work(CALL)))
         handed = made
         events.append(Leave(unit, ((handed, 8),) if handed in alive else ()))
@@ -130,6 +138,23 @@ def test_condensed_events_give_the_same_peaks_under_every_device_map(trace: Trac
     execution_devices = dict(enumerate(devices))
     expected, books = book_every_event(trace, execution_devices), replay(trace, execution_devices, 0)
     assert (books.peak, alive(books)) == (expected.peak, alive(expected))
+
+
+@given(
+    traces(routed=True),
+    st.lists(st.sampled_from([0, 1]), min_size=5, max_size=5),
+    st.lists(st.integers(1, 5), max_size=5),
+    st.sampled_from([None, (3, "cpu"), (5, "cpu")]),
+)
+def test_condensed_calls_of_experts_give_the_same_peaks_with_every_cache(
+    trace: Trace, devices: list[Any], slots: list[int], split: Any
+) -> None:
+    options: Any = {"experts": {(unit, 0): number for unit, number in enumerate(slots)}, "split": split}
+    execution_devices = dict(enumerate(devices))
+    expected = book_every_event(trace, execution_devices, **options)
+    for _ in range(2):  # the second time, peaks are known
+        books = replay(trace, execution_devices, 0, **options)
+        assert (books.peak, alive(books)) == (expected.peak, alive(expected))
 
 
 @pytest.mark.slow
