@@ -31,11 +31,15 @@ from .usage import (
     WORKSPACE,
     ExpertCapacity,
     MemoryUsage,
+    PassingUnit,
     passing_unit,
 )
 
 STEP = "decode"
 """Name of the phase that is a step of generation."""
+
+KnownUnits = dict[tuple[int, bool], PassingUnit]
+"""Passing units by position, and by whether their buffers are streamed."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,11 @@ def _usage_of_tensors(profile: Profile, assignment: Assignment) -> MemoryUsage:
 
 
 def passing_usage(
-    units: Sequence[UnitProfile], assignment: Assignment, offload_dtype: str | None = None, reads: bool = False
+    units: Sequence[UnitProfile],
+    assignment: Assignment,
+    offload_dtype: str | None = None,
+    reads: bool = False,
+    known: KnownUnits | None = None,
 ) -> MemoryUsage:
     """Return only the bytes of the memory through which units pass that are not stored where they run.
 
@@ -143,7 +151,9 @@ def passing_usage(
         assignment: their devices.
         offload_dtype: as for `passing_unit`.
         reads: as for `passing_unit`; expert caches and slots do not depend on these two.
+        known: passing units of another call with the same units, type and `reads`; new ones are added.
     """
+    known = {} if known is None else known
     usage = MemoryUsage(
         assignment.main, assignment.slots, assignment.staging_bytes, assignment.expert_cache, assignment.readers
     )
@@ -151,15 +161,25 @@ def passing_usage(
         storage, execution = assignment.storage[index], assignment.execution[index]
         if storage != execution and not unit.is_lookup:
             with_buffers = assignment.stream_buffers or index in assignment.computed_below
-            usage.add_unit(passing_unit(unit, offload_dtype, with_buffers, reads), storage, execution)
+            if (index, with_buffers) not in known:
+                known[index, with_buffers] = passing_unit(unit, offload_dtype, with_buffers, reads)
+            usage.add_unit(known[index, with_buffers], storage, execution)
     return usage
 
 
-def expert_capacities(profile: Profile, assignment: Assignment) -> dict[tuple[int, int], ExpertCapacity]:
-    """Return the cache capacity for experts fetched one by one, by positions of their unit and of the experts in it."""
+def expert_capacities(
+    profile: Profile, assignment: Assignment, known: KnownUnits | None = None
+) -> dict[tuple[int, int], ExpertCapacity]:
+    """Return the cache capacity for experts fetched one by one, by positions of their unit and of the experts in it.
+
+    Args:
+        profile: the model.
+        assignment: where its units are.
+        known: as for `passing_usage`.
+    """
     if not any(unit.experts for unit in profile.units):
         return {}
-    usage = passing_usage(profile.units, assignment)
+    usage = passing_usage(profile.units, assignment, known=known)
     capacities = {device: usage.expert_capacities(device) for device in (assignment.main, HOST)}
     found = {}
     for index, unit in enumerate(profile.units):

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from ...devices import DISK, HOST
 from ...limits import DEFAULT_SLOTS, NEARLY_ALL_EXPERTS, READ_AHEAD_BYTES, READERS, RESTORE_BUFFERS, STAGING_BYTES
@@ -83,7 +84,7 @@ def passing_unit(
     if offload_dtype is not None:
         stored = offloaded_bytes(unit, offload_dtype, experts=False)
         arriving, scratch = (0, 0) if unit.is_tensor else restored_bytes(unit, offload_dtype)
-    return PassingUnit(
+    found = PassingUnit(
         slot=0 if unit.is_tensor else unit.slot_bytes_without_experts(with_buffers),
         experts=tuple((experts.slots, experts.count) for experts in unit.experts),
         arriving=arriving,
@@ -91,10 +92,16 @@ def passing_unit(
         staged=stored if reads else 0,
         viewed=unit.weights - unit.expert_weights if reads else 0,
     )
+    return _one_of(found)
 
 
-@dataclass(frozen=True)
-class ExpertCapacity:
+@lru_cache(maxsize=1024)
+def _one_of(unit: PassingUnit) -> PassingUnit:
+    """Return the same object for equal units: searches look it up in dictionaries, again and again."""
+    return unit
+
+
+class ExpertCapacity(NamedTuple):
     """The capacity of a device's cache for experts of one kind.
 
     Attributes:

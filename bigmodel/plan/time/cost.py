@@ -19,7 +19,7 @@ from ...limits import UNKNOWN_NEW_TOKENS
 from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
 from ...profile.trace.trace import OUTSIDE
-from ..memory.assignment import STEP, Assignment, expert_capacities
+from ..memory.assignment import STEP, Assignment, KnownUnits, expert_capacities
 from ..memory.usage import ExpertCapacity
 from ..result.budgets import Key, is_accelerator
 from ..result.expert_split import ExpertSplit
@@ -173,6 +173,7 @@ class CostModel:
         self.units = UnitCost(profile, machine)
         self._unit_times: dict[object, dict[object, _UnitTime]] = {}
         self._transfer_times: dict[object, tuple[float, float]] = {}
+        self._passing: KnownUnits = {}
         self._last: tuple[Assignment, _SharedState] | None = None
 
     def seconds(self, phase: int, assignment: Assignment) -> StepTime:
@@ -226,7 +227,7 @@ class CostModel:
         """Return the properties of an assignment that all its phases and units share."""
         if self._last is None or self._last[0] is not assignment:
             units = self.profile.units
-            caches = expert_capacities(self.profile, assignment)
+            caches = expert_capacities(self.profile, assignment, self._passing)
             found = _SharedState(
                 on_disk=sum(
                     unit.weights for unit, storage in zip(units, assignment.storage, strict=True) if storage == DISK

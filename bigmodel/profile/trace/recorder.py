@@ -142,7 +142,7 @@ class Recorder(TorchDispatchMode):
 
     def _reads_weights(self, keys: Iterable[int]) -> bool:
         """Return whether one of the storages is that of a weight of a unit that is followed."""
-        return any(key in self._owners for key in keys)
+        return not self._owners.keys().isdisjoint(keys)
 
     def begin_function(self, *arguments: Any) -> bool:
         """Record the weights that a function reads from outside their units: copies of all of them are made before it
@@ -177,9 +177,9 @@ class Recorder(TorchDispatchMode):
     def _maker(self, numbers: Collection[int]) -> int | None:
         """Return the unit that the results of an operation on these storages count as made by; None for none, or for
         several."""
-        makers = frozenset(self._makers[number] for number in numbers if number in self._makers)
+        makers = {self._makers[number] for number in numbers if number in self._makers}
         if len(makers) > 1:
-            self.gathered.add(makers)
+            self.gathered.add(frozenset(makers))
         if self._units:
             return self._units[-1]
         return next(iter(makers)) if len(makers) == 1 and len(numbers) == 1 else None

@@ -274,6 +274,16 @@ class Session:
         return tree_map(one, value, is_leaf=lambda item: isinstance(item, PackedSequence))
 
 
+_FOR_REAL_ONLY = {torch.Tensor.__format__, torch._VF._pad_packed_sequence, torch.tensor, torch.as_tensor}
+"""Functions that `ConstantsThroughHost` replaces, sometimes."""
+
+_GETTERS = {
+    *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "ndim", "layout", "requires_grad", "is_cuda")),
+    *(torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.stride, torch.Tensor.is_floating_point),
+}
+"""Functions that return no tensors, and are no operations."""
+
+
 class ConstantsThroughHost(TorchFunctionMode):
     """Supports functions on fake tensors that PyTorch implements for real ones only.
 
@@ -286,6 +296,8 @@ class ConstantsThroughHost(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func not in _FOR_REAL_ONLY:
+            return func(*args, **kwargs)
         if func is torch.Tensor.__format__ and args[0].dim() == 0:
             return format(args[0].item(), *args[1:])
         if func is torch._VF._pad_packed_sequence:
@@ -352,6 +364,8 @@ class BroughtToWeights(ConstantsThroughHost):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _GETTERS:
+            return func(*args, **kwargs)
         if not self._recorder.begin_function(args, kwargs):
             output = super().__torch_function__(func, types, args, kwargs)
         else:
