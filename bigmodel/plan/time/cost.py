@@ -188,6 +188,8 @@ class CostModel:
         disk = 0.0
         visits: list[Visit] = []
         works, known = self.units.works[phase], self._known_times(phase, shared)
+        crossing = self.units.input_transfers[phase].may_cross(assignment.execution, main)
+        accelerators = set(filter(is_accelerator, set(assignment.execution)))
         for unit, (storage, execution) in enumerate(zip(assignment.storage, assignment.execution, strict=True)):
             option = unit, storage, execution, shared.caches.get(unit, ())
             time = known.get(option)
@@ -195,9 +197,9 @@ class CostModel:
                 time = known[option] = self._new_unit_time(phase, unit, storage, execution, shared)
             visit = time.visit
             compute[execution] = compute.get(execution, 0.0) + time.compute
-            if works.get(unit):
+            if unit in crossing and works.get(unit):
                 visit = self._with_inputs(visit, phase, unit, assignment)
-            if is_accelerator(execution):
+            if execution in accelerators:
                 links[execution] = links.get(execution, 0.0) + visit.fetch + visit.on_demand
             disk += time.disk
             visits.append(visit)

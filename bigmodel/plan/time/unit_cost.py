@@ -259,6 +259,21 @@ class InputTransfers:
                 to = producers.get(event.source, NO_PRODUCER) if event.source is not None else (event.unit, True)
                 producers.update(dict.fromkeys(made, to))
 
+    def may_cross(self, execution: Sequence[Key], main: Key) -> set[int]:
+        """Return the units that may have inputs on other devices: those off the main device, and those that read what
+        these make. The arguments are those of `from_elsewhere`, which it saves calls of."""
+        away = {unit for unit, key in enumerate(execution) if key != main}
+        return away.union(*(self._readers[unit] for unit in away if unit in self._readers))
+
+    @cached_property
+    def _readers(self) -> dict[int, set[int]]:
+        """The units that read what each unit makes, where that is."""
+        found: dict[int, set[int]] = {}
+        for unit, read in self._inputs.items():
+            for inputs in read:
+                found.setdefault(inputs.producer, set()).add(unit)
+        return found
+
     def from_elsewhere(self, unit: int, execution: Sequence[Key], main: Key) -> list[tuple[Key, Inputs]]:
         """Return the inputs of `unit` that are not on the device it runs on, each with the device they are on.
 

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ...devices import HOST
 from ...devices.nested import spanned_elements
+from ...quantized.formats import restoring
 from ...quantized.formats.restoring import RESTORE
 from .work import tensors_in
 
@@ -104,6 +105,9 @@ def run_fake(
     return output
 
 
+restoring.run_operation = run_fake
+
+
 def forget_results() -> None:
     """Forget the results that are remembered."""
     _remembered.clear()
@@ -160,12 +164,19 @@ _META = frozenset(
     {
         aten._to_copy.default,
         aten.add.Tensor,
+        aten.bitwise_and.Tensor,
+        aten.bitwise_not.default,
         aten.bmm.default,
         aten.cat.default,
         aten.clone.default,
         aten.cos.default,
+        aten.cumsum.default,
         aten.div.Tensor,
         aten.expand.default,
+        aten.floor_divide.default,
+        aten.gather.default,
+        aten.le.Tensor,
+        aten.masked_fill.Scalar,
         aten.mean.dim,
         aten.mm.default,
         aten.mul.Tensor,
@@ -178,11 +189,13 @@ _META = frozenset(
         aten.silu.default,
         aten.sin.default,
         aten.slice.Tensor,
+        aten.sort.default,
         aten.split.Tensor,
         aten.split_with_sizes.default,
         aten.sub.Tensor,
         aten.sum.dim_IntList,
         aten.t.default,
+        aten.topk.default,
         aten.transpose.int,
         aten.unsqueeze.default,
     }
@@ -225,8 +238,8 @@ def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         output = func(*args, **kwargs)
     own = torch.device(device.type, device.index)
     if isinstance(output, (list, tuple)):
-        return type(output)(FakeTensor(mode, tensor, own) for tensor in output)
-    return FakeTensor(mode, output, own)
+        return type(output)(_as_fake(tensor, mode, own) for tensor in output)
+    return _as_fake(output, mode, own)
 
 
 @cache

@@ -214,7 +214,7 @@ class Values:
             setattr(output[1], COUNT, _all_choose_the_first(output[1], args[2] if len(args) > 2 else -1))
             setattr(output[1], CHOSEN, True)
             return
-        if any(self._count_in(tensor) is None for tensor in read) or func in _UNDEFINED or func._schema.is_mutable:
+        if not all(map(self._is_counted, read)) or func in _UNDEFINED or func._schema.is_mutable:
             return
         chosen = any(getattr(tensor, CHOSEN, False) for tensor in read)
         masks = any(tensor.dtype == torch.bool for tensor in tensors_in(output))
@@ -225,6 +225,12 @@ class Values:
             for fake, real in zip(tree_iter(output), tree_iter(counted), strict=True):
                 setattr(fake, COUNT, real)
                 setattr(fake, CHOSEN, chosen)
+
+    def _is_counted(self, tensor: torch.Tensor) -> bool:
+        """Return whether `_count_in` has a value of a tensor, without making it."""
+        if COUNT in tensor.__dict__ or self.of(tensor) is not None:
+            return True
+        return tensor.dtype == torch.bool and tensor.numel() <= LARGEST
 
     def _count_in(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the value of a tensor; that of an unknown mask selects everything."""

@@ -38,6 +38,15 @@ PRODUCT: Any = torch.ops.bigmodel.packed_product.default
 """packed_product(input, rows, kernel): stands for a product with a packed weight of so many rows, in dry runs."""
 
 
+
+def _by_pytorch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+run_operation: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any] = _by_pytorch
+"""Runs an operation on fake tensors: `fake_kernels` of dry runs replaces it by a faster way than PyTorch's."""
+
+
 class Restores(Protocol):
     """The part of a `WeightFormat` that restores rows of a weight."""
 
@@ -100,7 +109,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
+        output = run_operation(func, args, kwargs or {})
         made = [each for each in torch.utils._pytree.tree_leaves(output) if isinstance(each, torch.Tensor)]
         for tensor in made:
             self._add(tensor)
