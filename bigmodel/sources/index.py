@@ -56,11 +56,12 @@ def parse_index(content: bytes, source: str) -> dict[str, str]:
         raise CheckpointFormatError(
             f"{source}: holds no 'weight_map' of tensor names to file names: this is not a checkpoint's index"
         )
-    checked: set[str] = set()
-    for key, name in weight_map.items():
-        if not isinstance(name, str) or name not in checked:
+    try:
+        for name in set(weight_map.values()):  # an index may have hundreds of thousands of keys, and few files
+            check_file_name(name, "", source)
+    except (TypeError, CheckpointFormatError):
+        for key, name in weight_map.items():  # the message says which
             check_file_name(name, key, source)
-            checked.add(name)
     return weight_map
 
 

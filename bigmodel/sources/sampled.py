@@ -59,13 +59,15 @@ def _parsed(raw: bytes, data_size: int, source: str) -> tuple[int, dict[str, Ten
     """Return the number of entries of a header, and those that are kept."""
     if not raw.startswith(b"{"):
         raise ValueError("no object")
-    pieces = [piece for piece in raw[1:].split(b"}") if len(piece) > 1 and not piece.isspace()]
-    kept = [piece.lstrip(b", \n") for piece in pieces if _NUMBERED not in piece or _FIRST in piece]
+    pieces = raw[1:].split(b"}")
+    wanted = [piece for piece in pieces if _NUMBERED not in piece or _FIRST in piece]
+    kept = [piece.lstrip(b", \n") for piece in wanted if len(piece) > 1 and not piece.isspace()]
+    count = len(pieces) - len(wanted) + len(kept)
     items: dict[str, Any] = json.loads(b"{" + b",".join(piece + b"}" for piece in kept) + b"}")
     if len(items) != len(kept):
         raise ValueError("keys are named twice")
     described = items.pop("__metadata__", None) is not None
-    return len(pieces) - described, {
+    return count - described, {
         name: parse_entry(name, value, 0, data_size, source) for name, value in items.items()
     }
 

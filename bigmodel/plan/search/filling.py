@@ -82,7 +82,7 @@ class Filling:
         if not self.items[index].may_take(option, self.capacity.main):
             return False
         self.add(index, option)
-        if all(self.usage.excess(device, self.capacity.budgets) <= 0 for device in option):
+        if all(self.usage.excess(device, self.capacity.budgets) <= 0 for device in set(option)):
             return True
         self.remove(index)
         return False
@@ -109,12 +109,17 @@ class Filling:
         self.usage.add(storage, WEIGHTS, sign * item.stored_bytes(option))
         self.usage.add(execution, KV_CACHE, sign * item.working)
         main = self.capacity.main
-        running = {execution} if item.units or execution == main else set()
-        for device in running | ({main} if is_accelerator(execution) else set()):
-            before = self._running[device]
-            self._running[device] += sign
-            if (before == 0) != (self._running[device] == 0):
-                self.usage.add(device, ACTIVATIONS, sign * self.capacity.activations)
+        if item.units or execution == main:
+            self._run(execution, sign)
+        if execution != main and is_accelerator(execution):
+            self._run(main, sign)
+
+    def _run(self, device: Key, sign: int) -> None:
+        """Count something that runs on a device, or needs it to run."""
+        before = self._running[device]
+        self._running[device] = before + sign
+        if (before == 0) != (before + sign == 0):
+            self.usage.add(device, ACTIVATIONS, sign * self.capacity.activations)
 
 
 def filled(items: Sequence[Item], capacity: Capacity, placement: GroupPlacement) -> Filling:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
+from typing import NamedTuple
 
 from ...devices import DISK, HOST
 from ...limits import UNKNOWN_NEW_TOKENS
@@ -33,8 +34,7 @@ PASSES = 3
 passes differ: then the mean of as many from the last one on counts."""
 
 
-@dataclass(frozen=True)
-class Visit:
+class Visit(NamedTuple):
     """One unit in a pass.
 
     Attributes:
@@ -92,18 +92,18 @@ def _simulated(visits: Sequence[Visit], turns: Sequence[Sequence[int]]) -> float
     for turn in range(PASSES - 1 + counted):
         if turn == PASSES - 1:
             started = now
-        for position, visit in enumerate(visits):
-            free = link_free[visit.device]
-            if visit.inputs:
-                free = now = max(now, free) + visit.inputs
+        for position, (compute, _, on_demand, inputs, device, _) in enumerate(visits):
+            free = link_free[device]
+            if inputs:
+                free = now = max(now, free) + inputs
             if position in following:
                 # Its own fetch was queued before; the device's next one is queued now.
                 free = max(now, free) + visits[following[position]].fetch
-                now, arrived[visit.device] = max(now, arrived[visit.device]), free
-            if visit.on_demand:
-                free = now = max(now, free) + visit.on_demand
-            link_free[visit.device] = free
-            now += visit.compute
+                now, arrived[device] = max(now, arrived[device]), free
+            if on_demand:
+                free = now = max(now, free) + on_demand
+            link_free[device] = free
+            now += compute
     return (now - started) / counted
 
 

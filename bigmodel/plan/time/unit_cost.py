@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from ...devices import DISK, HOST
 from ...limits import CACHED_SHARE
@@ -218,8 +218,7 @@ Producer = tuple[int, bool]
 NO_PRODUCER: Producer = (OUTSIDE, False)
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """The inputs of a unit that one other unit computed.
 
     Attributes:

@@ -234,7 +234,7 @@ def test_inputs_wait_for_weights_in_transfer() -> None:
 def test_two_links_fetch_at_once() -> None:
     in_turns = [Visit(0.1, 1.0, device=turn % 2) for turn in range(6)]
     assert seconds_of_pass(in_turns, slots=2) == pytest.approx(3.0, rel=0.01)
-    assert seconds_of_pass([replace(visit, device=0) for visit in in_turns], slots=2) == pytest.approx(6.0)
+    assert seconds_of_pass([visit._replace(device=0) for visit in in_turns], slots=2) == pytest.approx(6.0)
 
 
 def test_each_device_has_its_own_slots() -> None:
