@@ -66,14 +66,14 @@ class Filling:
         """Place group `index`, whether it fits or not."""
         self.options[index] = option
         self._count(index, option, 1)
-        for unit in self.items[index].units:
+        for unit in self.items[index].units if option[0] != option[1] else ():
             self.usage.add_unit(unit, *option)
 
     def remove(self, index: int) -> None:
         """Take group `index` away again."""
         option = self.options.pop(index)
         self._count(index, option, -1)
-        for unit in self.items[index].units:
+        for unit in self.items[index].units if option[0] != option[1] else ():
             self.usage.remove_unit(unit, *option)
 
     def try_add(self, index: int, option: Option) -> bool:

@@ -192,6 +192,8 @@ class Item:
 
     def stored_bytes(self, option: tuple[Key, Key]) -> int:
         """Return the bytes on the storage device under an option: a storage and an execution device."""
+        if self.packed is self.offloaded is None:
+            return self.weights
         storage, execution = option
         if self.packed is not None and storage == execution == HOST:
             return self.packed

@@ -30,6 +30,8 @@ from .work import tensors_in
 
 aten = torch.ops.aten
 
+_ON_META = torch.device("meta")
+
 MOST = 50_000
 """Results remembered at most; beyond, all are forgotten."""
 
@@ -340,10 +342,10 @@ def _make_one(result: _Result, arguments: list[torch.Tensor], mode: FakeTensorMo
         return arguments[result.viewed]
     with torch._C._DisableTorchDispatch():
         if result.viewed is None:
-            tensor = torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device="meta")
+            tensor = torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device=_ON_META)
         else:
             memory = arguments[result.viewed].untyped_storage()
-            tensor = torch.empty(0, dtype=result.dtype, device="meta")
+            tensor = torch.empty(0, dtype=result.dtype, device=_ON_META)
             tensor.set_(memory, result.offset, result.shape, result.strides)
     return _as_fake(tensor, mode, result.device)
 

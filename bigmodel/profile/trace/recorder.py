@@ -128,7 +128,7 @@ class Recorder(TorchDispatchMode):
                 self._guessed.add(number)
             if maker is not None and number != OUTSIDE:
                 self._makers.setdefault(number, maker)
-        work = work_of(func, args, kwargs, output, self._choice)
+        work = work_of(func, args, kwargs, output, self._choice, operands)
         if work is not None:
             self.events.append(_CALL_ONLY if work is CALL_ONLY else Operation(work))
         scratch = scratch_bytes(func, args, output)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -82,7 +83,12 @@ def _add_tensors(found: list[torch.Tensor], values: Iterable[Any]) -> None:
 
 
 def work_of(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, choice: RouterChoice | None = None
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    output: Any,
+    choice: RouterChoice | None = None,
+    read: list[torch.Tensor] | None = None,
 ) -> Work | None:
     """Return the work of an operation on (fake) tensors; None if it costs nothing.
 
@@ -92,6 +98,7 @@ def work_of(
         kwargs: its keyword arguments.
         output: its result.
         choice: the router's choice, if the operation belongs to a mixture's experts.
+        read: the tensors among its arguments, in order; None: they are looked for.
     """
     if func.namespace == "prim":
         return None
@@ -100,12 +107,13 @@ def work_of(
     known = _KINDS.get(func)
     if known is not None:
         return known(*args, **kwargs)
-    made = tensors_in(output)
+    made = [output] if isinstance(output, torch.Tensor) else tensors_in(output)
     if func.is_view or not made or func in _VIEWS:
         return CALL_ONLY
     if func in _LOOKUPS:
         return Work(MOVE, _dtype(made[0]), nbytes=2 * sum(map(_nbytes, made)))
-    return Work(MOVE, _dtype(made[0]), nbytes=sum(map(_nbytes, [*tensors_in(args, kwargs), *made])))
+    read = tensors_in(args, kwargs) if read is None else read
+    return Work(MOVE, _dtype(made[0]), nbytes=sum(map(_nbytes, [*read, *made])))
 
 
 def _mm(left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
@@ -169,7 +177,12 @@ def _packed(input: torch.Tensor, rows: int, kernel: str) -> Work:
 
 
 def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return _name(tensor.dtype)
+
+
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

@@ -70,8 +70,7 @@ def record_restoring(
     """
     layout = tuple((leaf, tuple(tensor.shape), tensor.dtype) for leaf, tensor in tensors.items())
     shape = (int(out.shape[0]), int(out.shape[1]))
-    with _disable_current_modes():
-        scratch, moved = _cost(format, layout, shape, out.dtype, out.device, rows_at_once)
+    scratch, moved = _cost(format, layout, shape, out.dtype, out.device, rows_at_once)
     if out.device.type == HOST:  # intermediate results stay in the processor's caches
         moved = out.nbytes + sum(tensor.nbytes for tensor in tensors.values())
     intermediate = torch.empty(scratch, dtype=torch.uint8, device=out.device)
@@ -89,7 +88,7 @@ def _cost(
     rows_at_once: int,
 ) -> tuple[int, int]:
     """Return the peak bytes of the intermediate results of restoring a weight, and the bytes that are moved."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True):
         tensors = {leaf: torch.empty(each, dtype=kind, device=device) for leaf, each, kind in layout}
         out = torch.empty(rows_at_once, shape[1], dtype=dtype, device=device)
         with _Watch([out, *tensors.values()]) as watch:
