@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 Parts = list[tuple[FusedPart, StoredWeight]]
 """The matrices of a fused tensor, each with its place in it."""
 
+Places = list[tuple[int, tuple[int | slice, ...]]]
+"""Of each matrix of a fused tensor, its position among those given, and its index in it."""
+
 
 def use_stored_weights(
     model: nn.Module,
@@ -89,6 +92,7 @@ class _Replacement:
         self._whole: dict[str, StoredWeight] = {}
         self._embeddings: dict[str, StoredWeight] = {}
         self._interleaved: set[str] = set()
+        self._places: dict[object, Places] = {}
         self._formats: Counter[str] = Counter()
         self._sources: dict[str, tuple[FusedPart, ...]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -232,17 +236,15 @@ class _Replacement:
 
     def _parts(self, rules: KeyRules, name: str, by_pattern: Mapping[str, list[StoredWeight]]) -> Parts:
         """Return the matrices of the fused tensor `name` with their places, after checking them."""
-        fusion = rules.fusion(name, next(iter(by_pattern)))
         weights = {weight.name: weight for found in by_pattern.values() for weight in found}
         first = next(iter(weights.values()))
         whole = tuple(self._names[name].shape)
         shape = (whole[1] // len(by_pattern), whole[2]) if len(whole) == 3 else ()
-        for pattern, found in by_pattern.items():
-            for weight in found:
-                fusion.add(pattern, TensorEntry(weight.name, self._names[name].dtype, shape, -1, 0))
-        owner = self._modules[name.rpartition(".")[0]]
-        places = fusion.parts() if shape and hasattr(owner, "num_experts") else None
-        if places is None:
+        supported = shape and hasattr(self._modules[name.rpartition(".")[0]], "num_experts")
+        keys = [*weights]
+        found_places = self._places_of(rules, name, by_pattern, shape) if supported else ()
+        places = [FusedPart(keys[position], index) for position, index in found_places]
+        if not places:
             raise self._refusal(first, f"and {name} is made of it in a way that is not supported for stored weights")
         found_parts = len(places) * self._experts
         if found_parts != whole[0] * len(by_pattern):
@@ -251,6 +253,23 @@ class _Replacement:
             )
         self._check_alike(weights.values(), first, shape)
         return [(place, weights[place.key]) for place in places]
+
+    def _places_of(
+        self, rules: KeyRules, name: str, by_pattern: Mapping[str, list[StoredWeight]], shape: tuple[int, ...]
+    ) -> Places:
+        """Return the place of each matrix of a fused tensor, with its position among all; none if it is not just made
+        of them. It follows from the rule and the shapes, which are those of other layers, too."""
+        dtype = self._names[name].dtype
+        key = tuple((pattern, len(found)) for pattern, found in by_pattern.items()), shape, dtype
+        if key not in self._places:
+            fusion = rules.fusion(name, next(iter(by_pattern)))
+            positions: dict[str, int] = {}
+            for pattern, found in by_pattern.items():
+                for weight in found:
+                    fusion.add(pattern, TensorEntry(weight.name, dtype, shape, -1, 0))
+                    positions.setdefault(weight.name, len(positions))
+            self._places[key] = [(positions[part.key], part.index) for part in fusion.parts() or ()]
+        return self._places[key]
 
     def _placed_parts(self, name: str, found: list[tuple[FusedPlace, StoredWeight]]) -> Parts:
         """As `_parts`, for a tensor (experts, in, out) whose matrices the scheme itself places."""

@@ -67,9 +67,7 @@ def _parsed(raw: bytes, data_size: int, source: str) -> tuple[int, dict[str, Ten
     if len(items) != len(kept):
         raise ValueError("keys are named twice")
     described = items.pop("__metadata__", None) is not None
-    return count - described, {
-        name: parse_entry(name, value, 0, data_size, source) for name, value in items.items()
-    }
+    return count - described, {name: parse_entry(name, value, 0, data_size, source) for name, value in items.items()}
 
 
 def _checked(entries: dict[str, TensorEntry], count: int, data_bytes: int) -> SampledHeaders | None:

@@ -81,11 +81,23 @@ class Filling:
         return whether it is."""
         if not self.items[index].may_take(option, self.capacity.main):
             return False
+        if option[0] == option[1]:
+            fits = self._fits_resident(index, option[0])
+            if fits:
+                self.add(index, option)
+            return fits
         self.add(index, option)
-        if all(self.usage.excess(device, self.capacity.budgets) <= 0 for device in set(option)):
+        if all(self.usage.excess(device, self.capacity.budgets) <= 0 for device in option):
             return True
         self.remove(index)
         return False
+
+    def _fits_resident(self, index: int, device: Key) -> bool:
+        """Whether a device keeps to its budget if group `index` is held and run there: nothing else changes on it."""
+        item, activations = self.items[index], self.capacity.activations
+        starts = not self._running[device] and bool(item.units or device == self.capacity.main)
+        taken = item.stored_bytes((device, device)) + item.working + (activations if starts else 0)
+        return self.usage.excess(device, self.capacity.budgets) + taken <= 0
 
     def fits(self) -> bool:
         """Whether every device keeps to its budget."""

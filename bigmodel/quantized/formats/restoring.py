@@ -38,7 +38,6 @@ PRODUCT: Any = torch.ops.bigmodel.packed_product.default
 """packed_product(input, rows, kernel): stands for a product with a packed weight of so many rows, in dry runs."""
 
 
-
 def _by_pytorch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return func(*args, **kwargs)
 
