@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.plan import balanced_caps
-from bigmodel.plan.search.filling import options_of, place_greedily
+from bigmodel.plan.search.filling import Filling, options_of, place_greedily
 from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 
 from .groups import fill, group, placement_of
@@ -51,6 +52,30 @@ def test_weights_count_on_the_storage_device_and_caches_on_the_execution_device(
     for accelerator, host, fits in ((12, 4, True), (11, 4, False), (12, 3, False)):
         placement = placement_of(items, Capacity({0: accelerator, "cpu": host}), [RESIDENT, STREAMED])
         assert (placement is not None) is fits
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.booleans()), min_size=1, max_size=8),
+    devices=st.lists(st.sampled_from([0, 1, "cpu"]), min_size=8, max_size=8),
+    streamed=st.booleans(),
+)
+def test_a_resident_group_is_added_where_the_device_keeps_to_its_budget_with_it(
+    sizes: list[tuple[int, int, bool]], devices: list[Any], streamed: bool
+) -> None:
+    items = [group(4), *(replace(group(size, working=working), units=()) if bare else group(size, working=working)
+             for size, working, bare in sizes)]  # fmt: skip
+    capacity = Capacity({0: 12, 1: 9, "cpu": 14}, activations=2)
+    tried, added = Filling(items, capacity), Filling(items, capacity)
+    for filling in (tried, added):
+        filling.add(0, STREAMED if streamed else RESIDENT)
+    for index, device in enumerate(devices[: len(sizes)], 1):
+        added.add(index, (device, device))
+        fits = added.usage.excess(device, capacity.budgets) <= 0
+        if not fits:
+            added.remove(index)
+        assert tried.try_add(index, (device, device)) is fits
+        assert tried.options == added.options
+        assert tried.usage.over(capacity.budgets) == added.usage.over(capacity.budgets)
 
 
 def test_activations_are_reserved_on_every_execution_device() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -114,6 +116,14 @@ TRACE = Trace(
 def test_one_device_has_no_input_transfers() -> None:
     transfers = InputTransfers(TRACE)
     assert [transfers.from_elsewhere(unit, (0, 0, 0), 0) for unit in range(3)] == [[], [], []]
+
+
+@pytest.mark.parametrize("execution", itertools.product((0, 1, "cpu"), repeat=3))
+@pytest.mark.parametrize("main", [0, "cpu"])
+def test_no_other_units_have_inputs_elsewhere_than_those_that_may(execution: tuple[Any, ...], main: Any) -> None:
+    transfers = InputTransfers(TRACE)
+    crossing = {unit for unit in range(3) if transfers.from_elsewhere(unit, execution, main)}
+    assert crossing <= transfers.may_cross(execution, main)
 
 
 def test_inputs_on_another_device_are_transferred_for_each_unit() -> None:

@@ -19,6 +19,10 @@ from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_
 from bigmodel.profile.profile import profile_model
 from bigmodel.profile.trace import fake_kernels
 from bigmodel.profile.trace.fake_kernels import MOST, derive, forget_results, run_fake
+from bigmodel.quantized.formats import restoring
+from bigmodel.quantized.formats.compressed_tensors import ScaledIntegers
+from bigmodel.quantized.formats.format import WeightFormat
+from bigmodel.quantized.formats.fp8 import Fp8
 
 aten = torch.ops.aten
 
@@ -84,6 +88,21 @@ OPERATIONS: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
     lambda x, y: aten.new_empty.default(x, [2, 2], dtype=torch.int8),
     lambda x, y: aten._unsafe_view.default(x, [-1]),
     lambda x, y: aten.view.default(x, [1, -1]),
+    lambda x, y: aten.le.Tensor(x, y),
+    lambda x, y: aten.le.Tensor(aten.t.default(x), aten.select.int(y, 1, 0)),
+    lambda x, y: aten.bitwise_and.Tensor(aten.gt.Scalar(x, 0), aten.gt.Scalar(y, 0)),
+    lambda x, y: aten.bitwise_not.default(aten.gt.Scalar(aten.t.default(x), 0)),
+    lambda x, y: aten.cumsum.default(x, -1, dtype=torch.int32),
+    lambda x, y: aten.cumsum.default(aten.t.default(x), 0),
+    lambda x, y: aten.floor_divide.default(x, 2),
+    lambda x, y: aten.floor_divide.default(aten._to_copy.default(aten.t.default(x), dtype=torch.int64), 2),
+    lambda x, y: aten.gather.default(x, 1, aten._to_copy.default(y, dtype=torch.int64)),
+    lambda x, y: aten.gather.default(aten.t.default(x), 1, aten._to_copy.default(aten.t.default(y), dtype=torch.int64)),
+    lambda x, y: aten.masked_fill.Scalar(x, aten.gt.Scalar(y, 0), 1.0),
+    lambda x, y: aten.masked_fill.Scalar(aten.t.default(x), aten.gt.Scalar(aten.t.default(y), 0), 1.0),
+    lambda x, y: aten.sort.default(x),
+    lambda x, y: aten.sort.default(aten.t.default(x), 0, True),
+    lambda x, y: aten.topk.default(aten.t.default(x), 1, 0),
 ]
 
 
@@ -109,6 +128,23 @@ def test_results_are_the_derived_ones_the_first_time_and_later(
         with Fake():
             assert run() == wanted
             assert run() == wanted
+
+
+def test_restoring_takes_the_same_bytes_by_the_kernels_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    formats: list[tuple[WeightFormat, dict[str, tuple[tuple[int, ...], torch.dtype]]]] = [
+        (Fp8((4, 8)), {"weight": ((8, 16), torch.float8_e4m3fn), "weight_scale_inv": ((2, 2), torch.float32)}),
+        (
+            ScaledIntegers(4, False, True, "group", (1, 8), True),
+            {"weight_packed": ((8, 2), torch.int32), "weight_scale": ((8, 2), torch.bfloat16)},
+        ),
+    ]
+    for format, tensors in formats:
+        layout = tuple((leaf, *each) for leaf, each in tensors.items())
+        given = format, layout, (8, 16), torch.bfloat16, torch.device("cpu"), 4
+        found = restoring._cost.__wrapped__(*given)
+        with monkeypatch.context() as patched:
+            patched.setattr(restoring, "run_operation", lambda func, args, kwargs: func(*args, **kwargs))
+            assert found == restoring._cost.__wrapped__(*given)
 
 
 def test_the_same_shapes_are_derived_once_for_all_modes(derived: list[Any]) -> None:
