@@ -162,6 +162,18 @@ _RECURRENT: dict[Any, Callable[..., Any]] = {
 }
 
 
+_META_IN_PLACE = frozenset(
+    {
+        aten.bitwise_and_.Scalar,
+        aten.bitwise_left_shift_.Tensor_Scalar,
+        aten.bitwise_or_.Tensor,
+        aten.copy_.default,
+        aten.div_.Tensor,
+        aten.mul_.Tensor,
+        aten.sub_.Tensor,
+    }
+)
+
 _META = frozenset(
     {
         aten._to_copy.default,
@@ -181,8 +193,12 @@ _META = frozenset(
         aten.masked_fill.Scalar,
         aten.mean.dim,
         aten.mm.default,
+        aten.mul.Scalar,
         aten.mul.Tensor,
         aten.neg.default,
+        aten.new_empty.default,
+        aten.new_ones.default,
+        aten.new_zeros.default,
         aten.permute.default,
         aten.pow.Tensor_Scalar,
         aten.rsqrt.default,
@@ -200,6 +216,10 @@ _META = frozenset(
         aten.topk.default,
         aten.transpose.int,
         aten.unsqueeze.default,
+        aten.view.dtype,
+        aten.where.self,
+        aten.zeros_like.default,
+        *_META_IN_PLACE,
     }
 )
 """Operations whose fake kernels are those for meta tensors: PyTorch's way to them, through its cache of results, takes
@@ -238,6 +258,8 @@ def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     mode = _mode_of(tensors_in(args, kwargs))
     with in_kernel_invocation_manager(mode):
         output = func(*args, **kwargs)
+    if func in _META_IN_PLACE:
+        return args[0]
     own = torch.device(device.type, device.index)
     if isinstance(output, (list, tuple)):
         return type(output)(_as_fake(tensor, mode, own) for tensor in output)

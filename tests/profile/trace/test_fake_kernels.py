@@ -103,6 +103,23 @@ OPERATIONS: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
     lambda x, y: aten.sort.default(x),
     lambda x, y: aten.sort.default(aten.t.default(x), 0, True),
     lambda x, y: aten.topk.default(aten.t.default(x), 1, 0),
+    lambda x, y: aten.where.self(aten.gt.Scalar(x, 0), x, y),
+    lambda x, y: aten.where.self(aten.gt.Scalar(aten.t.default(x), 0), aten.t.default(x), aten.t.default(y)),
+    lambda x, y: aten.mul.Scalar(aten.t.default(x), 2.0),
+    lambda x, y: aten.new_ones.default(aten.t.default(x), [2, 3]),
+    lambda x, y: aten.new_zeros.default(x, [3], dtype=torch.int64),
+    lambda x, y: aten.zeros_like.default(aten.t.default(x), dtype=torch.int8),
+    lambda x, y: aten.view.dtype(aten.new_zeros.default(x, [3, 4]), torch.uint8),
+    lambda x, y: aten.mul_.Tensor(x, y),
+    lambda x, y: aten.mul_.Tensor(aten.t.default(x), 2),
+    lambda x, y: aten.div_.Tensor(x, aten.select.int(y, 0, 0)),
+    lambda x, y: aten.sub_.Tensor(x, 1),
+    lambda x, y: aten.copy_.default(x, aten._to_copy.default(y, dtype=torch.float64)),
+    lambda x, y: aten.bitwise_and_.Scalar(aten._to_copy.default(x, dtype=torch.int32), 7),
+    lambda x, y: aten.bitwise_left_shift_.Tensor_Scalar(aten._to_copy.default(x, dtype=torch.int32), 7),
+    lambda x, y: aten.bitwise_or_.Tensor(
+        aten._to_copy.default(x, dtype=torch.int32), aten._to_copy.default(y, dtype=torch.int32)
+    ),
 ]
 
 
@@ -113,7 +130,7 @@ OPERATIONS: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     inference=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_results_are_the_derived_ones_the_first_time_and_later(
     operation: Any, rows: int, columns: int, dtype: torch.dtype, inference: bool
 ) -> None:
