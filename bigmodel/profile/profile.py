@@ -18,9 +18,10 @@ from ..quantized.stored import StoredModule, published, stored_names
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
 from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
+from .trace.events import OUTSIDE, Enter, Event, Leave
 from .trace.ledger import D, Rounding, replay
 from .trace.measured import MeasuredForward
-from .trace.trace import OUTSIDE, Enter, Event, InitialStorage, Leave, Part, Segment, Trace, renamed
+from .trace.trace import InitialStorage, Part, Segment, Trace, renamed
 from .trace.uses import FORWARDS
 from .trace.workload import Workload, max_context, used_length
 

@@ -19,7 +19,7 @@ from ...devices import DISK, HOST
 from ...limits import UNKNOWN_NEW_TOKENS
 from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
-from ...profile.trace.trace import OUTSIDE
+from ...profile.trace.events import OUTSIDE
 from ..memory.assignment import STEP, Assignment, KnownUnits, expert_capacities
 from ..memory.usage import ExpertCapacity
 from ..result.budgets import Key, is_accelerator

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...devices import HOST
+from ...profile.trace.events import OUTSIDE, Route
 from ...profile.trace.expert_calls import BY_ROWS
-from ...profile.trace.trace import OUTSIDE, Route
 from ...profile.trace.work import PRODUCT, Work
 from ..memory.assignment import Assignment
 from ..result.budgets import Key, is_accelerator

@@ -12,7 +12,8 @@ from ...limits import CACHED_SHARE
 from ...profile import Profile, UnitProfile
 from ...profile.machine.machine import MachineProfile
 from ...profile.model.quantized import offloaded_bytes
-from ...profile.trace.trace import OUTSIDE, Allocate, Enter, Leave, Trace
+from ...profile.trace.events import OUTSIDE, Allocate, Enter, Leave
+from ...profile.trace.trace import Trace
 from ...profile.trace.work import PRODUCT, Work
 from ..result.budgets import Key, device_name, is_accelerator
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ...limits import MOST_GROUPS, WAVES
-from .trace import Allocate, Event, Free, Route, Scratch
+from .events import Allocate, Event, Free, Route, Scratch
 
 BY_ROWS = frozenset({"grouped_mm", "batched_mm"})
 """Experts functions whose product of a token with an expert does not depend on which experts are computed beside it."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from ..model.units import UnitProfile
-from .trace import Allocate, Enter, Event, Free, InitialStorage, Part, Segment, Trace, renamed
+from .events import Allocate, Enter, Event, Free
+from .trace import InitialStorage, Part, Segment, Trace, renamed
 
 CONTEXT = 2
 """Layers before a layer that must be of the same kinds for two layers to count as the same: storages of one layer may

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ...limits import MOST_GROUPS
-from .expert_calls import BY_ROWS, NUMBER, ExpertCall, expert_calls, host_call, split_call
-from .trace import (
+from .events import (
     Allocate,
     Burst,
     Call,
@@ -21,7 +20,6 @@ from .trace import (
     Enter,
     Event,
     Free,
-    InitialStorage,
     Leave,
     OutsideUse,
     Return,
@@ -29,8 +27,9 @@ from .trace import (
     Routed,
     RoutedCall,
     Scratch,
-    Trace,
 )
+from .expert_calls import BY_ROWS, NUMBER, ExpertCall, expert_calls, host_call, split_call
+from .trace import InitialStorage, Trace
 
 D = TypeVar("D", bound=Hashable)
 Rounding = Callable[[int], int]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ..model.units import UnitProfile
 from .dry_run import Phase
-from .trace import Allocate, Enter, Event, Free, Leave, Trace
+from .events import Allocate, Enter, Event, Free, Leave
+from .trace import Trace
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from ...devices.nested import first_tensor, iter_tensors, map_tensors, spanned_e
 from ...quantized.experts import QuantizedExperts
 from ..model.experts import RouterChoice, expert_names
 from ..model.units import methods_of
-from .fake_kernels import run_fake
-from .trace import (
+from .events import (
     OUTSIDE,
     Allocate,
     Call,
@@ -39,6 +38,7 @@ from .trace import (
     Routed,
     Scratch,
 )
+from .fake_kernels import run_fake
 from .values import Values
 from .work import CALL_ONLY, ROUTE, Work, scratch_bytes, tensors_in, work_of
 

@@ -17,10 +17,10 @@ from ...arguments import shown
 from ...devices import HOST, torch_device
 from ...errors import PlanError
 from ..model.units import find_units
+from ..trace.events import Allocate, Free, Scratch
 from ..trace.image_inputs import image_shape
 from ..trace.recorder import Recorder
 from ..trace.session import ConstantsThroughHost, fake_clone
-from ..trace.trace import Allocate, Free, Scratch
 from ..trace.workload import trained_length
 from .streamed_call import hold_on_host
 

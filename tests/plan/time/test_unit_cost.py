@@ -12,7 +12,8 @@ import pytest
 from bigmodel.plan.time.unit_cost import Inputs, InputTransfers, UnitCost
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.machine.machine import ExpertOverhead, LinkSpeed
-from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Enter, InitialStorage, Leave, Trace
+from bigmodel.profile.trace.events import OUTSIDE, Allocate, Enter, Leave
+from bigmodel.profile.trace.trace import InitialStorage, Trace
 
 from ...dispatch.mixtures import mixtral
 from ...profile.models import tiny_llama

@@ -10,7 +10,7 @@ from torch import nn
 from bigmodel.profile import find_no_split_classes, find_units, named_tensors, profile_units
 from bigmodel.profile.model.units import combining_module, methods_of
 from bigmodel.profile.profile import profile_model
-from bigmodel.profile.trace.trace import Leave
+from bigmodel.profile.trace.events import Leave
 
 from ..models import Block, Flat, Stack, on_meta, tiny_llama
 

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from bigmodel import dispatch_model, make_plan
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.profile import profile_model
-from bigmodel.profile.trace.trace import OutsideUse
+from bigmodel.profile.trace.events import OutsideUse
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 

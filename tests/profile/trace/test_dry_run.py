@@ -12,9 +12,9 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from bigmodel.devices import virtual
 from bigmodel.profile import Workload, profile_units
 from bigmodel.profile.trace.dry_run import dry_run
+from bigmodel.profile.trace.events import OUTSIDE, Allocate, Enter, Leave, Route
 from bigmodel.profile.trace.ledger import replay
 from bigmodel.profile.trace.recorder import Recorder
-from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Enter, Leave, Route
 
 from ..models import Stack, on_meta, tiny_llama
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from bigmodel.devices.virtual.allocator import rounded
 from bigmodel.limits import MOST_GROUPS
 from bigmodel.profile.model.experts import RouterChoice
+from bigmodel.profile.trace.events import Allocate, Free, Route, Scratch
 from bigmodel.profile.trace.expert_calls import chunk_rows, expert_calls, host_call, split_call
-from bigmodel.profile.trace.trace import Allocate, Free, Route, Scratch
 
 ROUTE = Route(0, RouterChoice(tokens=10, per_token=2, count=4), nbytes=160, itemsize=4, weight_itemsize=4)
 """10 tokens of 4 float32 numbers, each going to 2 of 4 experts."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bigmodel.profile.model.experts import RouterChoice
+from bigmodel.profile.trace.events import Allocate, Enter, Free, Leave, Operation, Route, Routed, Scratch
 from bigmodel.profile.trace.extrapolate import (
     CONTEXT,
     CannotExtrapolate,
@@ -18,18 +19,7 @@ from bigmodel.profile.trace.extrapolate import (
     sample_layers,
 )
 from bigmodel.profile.trace.ledger import replay
-from bigmodel.profile.trace.trace import (
-    Allocate,
-    Enter,
-    Free,
-    InitialStorage,
-    Leave,
-    Operation,
-    Route,
-    Routed,
-    Scratch,
-    Trace,
-)
+from bigmodel.profile.trace.trace import InitialStorage, Trace
 from bigmodel.profile.trace.work import CALL, PRODUCT, Work
 
 

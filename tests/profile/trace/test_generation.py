@@ -15,11 +15,11 @@ from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_
 from bigmodel.plan import Plan, make_plan
 from bigmodel.profile import profile_model
 from bigmodel.profile.trace import generation
+from bigmodel.profile.trace.events import Allocate, Free, Return
 from bigmodel.profile.trace.generation import encode_media, keeps_mask
 from bigmodel.profile.trace.inputs import padding_mask
 from bigmodel.profile.trace.recorder import Recorder
 from bigmodel.profile.trace.session import Session
-from bigmodel.profile.trace.trace import Allocate, Free, Return
 from bigmodel.profile.trace.workload import Workload
 from tests.marks import slow_but
 

@@ -1,24 +1,22 @@
 from __future__ import annotations
 
 from bigmodel.profile.model.experts import RouterChoice
-from bigmodel.profile.trace.expert_calls import expert_calls, host_call, split_call
-from bigmodel.profile.trace.ledger import replay
-from bigmodel.profile.trace.trace import (
+from bigmodel.profile.trace.events import (
     OUTSIDE,
     Allocate,
     Call,
     Enter,
     Free,
-    InitialStorage,
     Leave,
     OutsideUse,
     Return,
     Route,
     Routed,
     Scratch,
-    Trace,
-    condense,
 )
+from bigmodel.profile.trace.expert_calls import expert_calls, host_call, split_call
+from bigmodel.profile.trace.ledger import replay
+from bigmodel.profile.trace.trace import InitialStorage, Trace, condense
 
 CHAIN = Trace(
     (

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bigmodel.profile.trace.events import OUTSIDE, Allocate, Call, Enter, Free, Leave, OutsideUse, Return
 from bigmodel.profile.trace.fake_kernels import run_fake
 from bigmodel.profile.trace.recorder import Recorder
-from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Call, Enter, Free, Leave, OutsideUse, Return
 from bigmodel.profile.trace.work import scratch_bytes
 
 aten = torch.ops.aten

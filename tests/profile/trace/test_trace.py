@@ -12,23 +12,9 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from bigmodel.profile import profile_model
 from bigmodel.profile.model.experts import RouterChoice
+from bigmodel.profile.trace.events import Allocate, Burst, Enter, Event, Free, Leave, Operation, Route, Routed, Scratch
 from bigmodel.profile.trace.ledger import Ledger, replay
-from bigmodel.profile.trace.trace import (
-    Allocate,
-    Burst,
-    Enter,
-    Event,
-    Free,
-    InitialStorage,
-    Leave,
-    Operation,
-    Route,
-    Routed,
-    Scratch,
-    Trace,
-    condense,
-    cut,
-)
+from bigmodel.profile.trace.trace import InitialStorage, Trace, condense, cut
 from bigmodel.profile.trace.work import CALL, Work
 
 
