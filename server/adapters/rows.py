@@ -87,16 +87,6 @@ class Adapters:
             handle.remove()
 
 
-@contextmanager
-def adapting(adapters: Adapters | None, rows: Seq[Rows]) -> Iterator[None]:
-    """As `Adapters.step`; nothing for a model without adapters."""
-    if adapters is None:
-        yield
-    else:
-        with adapters.step(rows):
-            yield
-
-
 class _Step:
     """Rows by the name of their adapter, on each device that asked for them."""
 

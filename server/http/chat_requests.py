@@ -53,7 +53,7 @@ async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
         answer = ChatAnswer(
             f"chatcmpl-{uuid.uuid4().hex}",
             int(time.time()),
-            model.name_of(body.model),
+            state_of(http).adapter_of(body.model) or model.name,
             body.n or 1,
             model.codec,
             logprobs=bool(body.logprobs),
@@ -112,7 +112,7 @@ async def prepare_chat(
         kept_special=None if form is None else form.kept,
     )
     mailbox = state_of(http).mailbox(at_once=not body.stream)
-    made = make_request(http, body, prompt, params, mailbox.sink(0), media, model.adapter_of(body.model))
+    made = make_request(http, body, prompt, params, mailbox.sink(0), media, state_of(http).adapter_of(body.model))
     return PreparedChat(engine, made, form, mailbox)
 
 

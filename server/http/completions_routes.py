@@ -50,7 +50,7 @@ async def _completed(body: CompletionBody, http: HTTPRequest, model: RunningMode
         raise bad_value("max_tokens", "max_tokens=0 is only allowed with echo=true")
     mailbox = state_of(http).mailbox(at_once=not body.stream)
     grammar = await grammar_of(body, model, http)
-    adapter = model.adapter_of(body.model)
+    adapter = state_of(http).adapter_of(body.model)
     requests = []
     for number, prompt in enumerate(prompts):
         params = sampling_params(
@@ -65,7 +65,7 @@ async def _completed(body: CompletionBody, http: HTTPRequest, model: RunningMode
     answer = CompletionAnswer(
         f"cmpl-{uuid.uuid4().hex}",
         int(time.time()),
-        model.name_of(body.model),
+        state_of(http).adapter_of(body.model) or model.name,
         prompts,
         body.n or 1,
         codec,

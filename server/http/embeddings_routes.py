@@ -37,8 +37,8 @@ async def embeddings(body: EmbeddingsBody, http: HTTPRequest) -> Response:
         _check_dimensions(body, config.width)
         longest = model.engine.core.max_length
         texts = _texts(body, PoolingParams(config.pooling), model.codec, longest, in_turn(http))
-        vectors = await pooled(http, model.engine, texts, model.adapter_of(body.model))
-        name = model.name_of(body.model)
+        vectors = await pooled(http, model.engine, texts, state_of(http).adapter_of(body.model))
+        name = state_of(http).adapter_of(body.model) or model.name
     _check_dimensions(body, vectors.shape[1])
     usage = {"prompt_tokens": texts.tokens, "total_tokens": texts.tokens}
     return _response(vectors, body, json.dumps({"model": name, "usage": usage}))

@@ -31,7 +31,9 @@ async def messages(body: MessagesBody, http: HTTPRequest) -> Response:
         hidden = thinking is False or (body.thinking is not None and body.thinking.display == "omitted")
         tokens = len(prepared.request.prompt)
         name = f"msg_{uuid.uuid4().hex[:24]}"
-        answer = MessageAnswer(name, model.name_of(body.model), tokens, prepared.form, shows_thinking=not hidden)
+        answer = MessageAnswer(
+            name, state_of(http).adapter_of(body.model) or model.name, tokens, prepared.form, shows_thinking=not hidden
+        )
         return await prepared.answer(http, answer, stream=body.stream)
 
 

@@ -31,7 +31,7 @@ async def responses(body: ResponsesBody, http: HTTPRequest) -> Response:
             prepared = await prepare_chat(chat, http, model)
 
         def repeated() -> tuple[dict[str, Any], str]:
-            made = head(body, model.name_of(body.model))
+            made = head(body, state_of(http).adapter_of(body.model) or model.name)
             return made, json.dumps(made)
 
         begin, begin_json = await in_turn(http)(ANY_SIZE, repeated)  # instructions and tools may be large

@@ -261,6 +261,10 @@ class ServerState:
             why = f"{error}; the server's log says why, and the next request tries again"
             raise APIError(503, why, param="model", code="loading_failed") from error
 
+    def adapter_of(self, name: str | None) -> str:
+        """The adapter that a request names as its model; "" where it names none."""
+        return name if name is not None and name in self.adapters else ""
+
     def check_model(self, name: str | None) -> None:
         """Raise a 404 unless ``name`` is that of a model."""
         if name is not None and name not in self.models and name not in self.adapters:

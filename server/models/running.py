@@ -116,15 +116,6 @@ class RunningModel:
         """Bytes of weights by device: placement does not change while the model is served."""
         return weight_bytes(self.model)
 
-    def name_of(self, wanted: str | None) -> str:
-        """The name that answers have: the adapter's that a request names, else the model's."""
-        return self.adapter_of(wanted) or self.name
-
-    def adapter_of(self, wanted: str | None) -> str:
-        """The adapter that a request names; "" where it is the model itself."""
-        adapters = self.engine.core.runner.adapters
-        return wanted if wanted is not None and adapters is not None and wanted in adapters.names else ""
-
     def grammar_compiler(self) -> GrammarCompiler:
         """The grammar compiler, made at first use. Thread-safe."""
         with self._grammar_lock:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
-from bigmodel.server.adapters.rows import Adapters, Rows, adapting
+from bigmodel.server.adapters.rows import Adapters, Rows
 from bigmodel.server.engine.compute.hidden import taking_states
 from bigmodel.server.engine.compute.host_linear import HostLinear
 from bigmodel.server.engine.compute.runner import input_device, readable
@@ -45,7 +46,7 @@ class PlainRunner:
         found = []
         for scheduled in batch:
             rows = Rows(scheduled.sequence.request.adapter, 0, len(scheduled.sequence))
-            with adapting(self.adapters, [rows]):
+            with nullcontext() if self.adapters is None else self.adapters.step([rows]):
                 found.append(self._run_one(scheduled))
         return found
 

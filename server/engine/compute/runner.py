@@ -16,7 +16,7 @@ import torch
 
 from bigmodel.devices import HOST
 from bigmodel.devices.pinned import on_device
-from bigmodel.server.adapters.rows import Adapters, Rows, adapting
+from bigmodel.server.adapters.rows import Adapters, Rows
 from bigmodel.server.engine.compute.attention import NAME, RaggedCache, Span, ragged_step, register
 from bigmodel.server.engine.compute.hidden import taking_states
 from bigmodel.server.engine.compute.host_linear import (
@@ -143,7 +143,7 @@ class PackedRunner:
             tokens += packed.tokens
             positions += range(packed.start, end)
             (pooled if packed.pooled else keep).extend(range(len(tokens) - packed.keep, len(tokens)))
-        with adapting(self.adapters, adapted):
+        with nullcontext() if self.adapters is None else self.adapters.step(adapted):
             logits, states = self._forward_with_states(tokens, positions, RaggedCache(spans), keep, pooled)
         rows = iter(logits.split([packed.keep for packed in batch if not packed.pooled]))
         vectors = iter(() if states is None else states.split([packed.keep for packed in batch if packed.pooled]))
