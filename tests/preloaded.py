@@ -305,6 +305,7 @@ def _serve(listening: int, users: int, folder: Path, prelude: str) -> None:
     if prelude:
         import_module(prelude)
     _import(MODULES)
+    works = _forked_programs_work()
     running: dict[int, tuple[int, int]] = {}  # by handle: the number of a program, and the pipe that its end is told to
     with socket.socket(fileno=listening) as listener:
         while True:
@@ -327,6 +328,7 @@ def _serve(listening: int, users: int, folder: Path, prelude: str) -> None:
                     request = json.loads(file.read())
                 if request["modules"]:
                     _import(request["modules"])
+                    works = works and _forked_programs_work()
                 status, *descriptors = rest
                 program = os.fork()
                 if program == 0:
@@ -338,7 +340,36 @@ def _serve(listening: int, users: int, folder: Path, prelude: str) -> None:
                 os.close(each)
     for each in (users, status, *running, *(pipe for _, pipe in running.values())):
         os.close(each)
+    if not works:
+        _start_afresh(request, descriptors, prelude)
     _end(_exit_code(request, descriptors))
+
+
+def _forked_programs_work() -> bool:
+    """Return whether a fork of this process can use CUDA where it is there: not if an import has asked its driver.
+
+    Optimizers ask CUDA also for weights of the host.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return True
+    process = os.fork()
+    if process == 0:
+        try:
+            torch.zeros(1, device="cuda")
+        except Exception:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(process, 0)[1] == 0
+
+
+def _start_afresh(request: dict[str, Any], descriptors: list[int], prelude: str) -> None:
+    """Run the program of a request in a new interpreter, in the place of this process."""
+    _place(request, descriptors)
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, __file__, "--afresh", prelude, *request["arguments"]]
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})
 
 
 def _is_abandoned(users: int) -> bool:
@@ -395,26 +426,36 @@ def _end(code: int) -> None:
 def _run(request: dict[str, Any], descriptors: list[int]) -> None:
     from bigmodel.devices import virtual
 
+    _place(request, descriptors)
+    # The server's stream objects refer to its own files.
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    tempfile.tempdir = None  # that of the environment, as in a new interpreter
+    virtual.enable_from_environment()
+    # Torch's launcher looks at stacks, for which Python would go over all modules again and again: no module has this
+    # file.
+    inspect.modulesbyfile[inspect.getabsfile(runpy.run_module, "<frozen runpy>")] = "runpy"  # type: ignore[attr-defined]
+    _run_main(request["arguments"])
+
+
+def _place(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Give this process the streams, the environment and the working directory of a program."""
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 256) for descriptor in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
     for number, descriptor in zip([*range(STREAMS), *request["pass_fds"]], high, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    # The server's stream objects refer to its own files.
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(request["env"])
-    tempfile.tempdir = None  # that of the environment, as in a new interpreter
-    virtual.enable_from_environment()
     os.chdir(request["cwd"])
-    # Torch's launcher looks at stacks, for which Python would go over all modules again and again: no module has this
-    # file.
-    inspect.modulesbyfile[inspect.getabsfile(runpy.run_module, "<frozen runpy>")] = "runpy"  # type: ignore[attr-defined]
-    sys.path[0] = request["cwd"]
-    kind, *rest = request["arguments"]
+
+
+def _run_main(arguments: Sequence[str]) -> None:
+    """Run a program as the interpreter with these arguments would."""
+    sys.path[0] = os.getcwd()
+    kind, *rest = arguments
     if kind == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
@@ -434,5 +475,10 @@ def _run(request: dict[str, Any], descriptors: list[int]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--ask":
         _ask(*sys.argv[2:])
+    if sys.argv[1] == "--afresh":
+        if sys.argv[2]:
+            import_module(sys.argv[2])
+        _run_main(sys.argv[3:])
+        sys.exit()
     _serve(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
     _end(0)

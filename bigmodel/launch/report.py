@@ -34,6 +34,10 @@ def environment_report(config_file: str | Path | None = None) -> str:
 
 
 def _version(package: str) -> str:
+    if package == "torch":
+        import torch
+
+        return str(torch.__version__)  # with its build, as in 2.11.0+cu130, which the package's metadata may lack
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -46,22 +46,23 @@ def why_not_fork(cpu: bool) -> str | None:
         return "This system cannot fork processes."
     if not cpu and torch.cuda.is_initialized():
         return "CUDA was already used in this process, and a forked process could not use it."
-    if not _forked_backward_works():
+    if not _works_in_fork(lambda: torch.ones((), requires_grad=True).backward()):
         return (
             "A backward pass already ran in this process and started autograd's device threads, which a forked "
             "process does not have."
         )
+    # Optimizers ask CUDA also for weights of the host.
+    if torch.cuda.is_available() and not _works_in_fork(torch.cuda.is_current_stream_capturing):
+        return "CUDA's driver was already asked in this process, by an import if not by you; a fork could not use it."
     return None
 
 
-def _forked_backward_works() -> bool:
-    """Try a backward pass in a fork: PyTorch detects lost threads only there."""
-    import torch
-
+def _works_in_fork(attempt: Callable[[], object]) -> bool:
+    """Whether `attempt` ends without an error in a fork: PyTorch and CUDA detect what is lost only there."""
     process = os.fork()
     if process == 0:
         try:
-            torch.ones((), requires_grad=True).backward()
+            attempt()
         except BaseException:
             os._exit(1)
         os._exit(0)

@@ -9,6 +9,7 @@ import pytest
 from .answering import answer, limit, rows
 
 
+@pytest.mark.virtual_only("several links of a set speed")
 @pytest.mark.slow
 def test_each_number_of_links_is_held_against_one(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["all_links"], workdir, capsys)

@@ -122,7 +122,7 @@ CASES: dict[str, Uses] = {
         for call in [((torch.ones(3, 1),), {}), ((1,), {"a": torch.ones(4)}), (None, None)]
     ],
     "a package in this version": lambda of: [
-        of("utils.is_bnb_available")(min_version="0.40"), of("utils.imports.is_numpy_available")("1.0"),
+        bool(of("utils.is_bnb_available")(min_version="0.40")), of("utils.imports.is_numpy_available")("1.0"),
         of("utils.is_weights_only_available")(), of("utils.is_xccl_available")(),
     ],
     "settings of context parallelism": lambda of: of("utils.TorchContextParallelConfig")().cp_comm_strategy,

@@ -10,8 +10,21 @@ import torch
 
 from bigmodel.errors import LaunchError
 from bigmodel.launch import notebook_launcher, start_method
+from tests.preloaded import run
 
 from .conftest import Forked
+
+ASKED = """
+import torch
+from bigmodel.launch.start_method import why_not_fork
+
+def asked():
+    raise RuntimeError("CUDA error: initialization error")
+
+torch.cuda.is_available = lambda: True
+torch.cuda.is_current_stream_capturing = asked
+print(why_not_fork(cpu=True))
+"""
 
 
 @pytest.fixture
@@ -47,6 +60,12 @@ def test_a_notebook_that_has_used_cuda_is_told_what_to_do(cuda_was_used: None, m
         notebook_launcher(train, num_processes=2, cpu=False)
     assert "train is defined in the notebook" in str(caught.value)
     assert "Restart the notebook" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_fork_in_which_an_optimizer_could_not_ask_cuda_is_not_tried() -> None:
+    done = run(["-c", ASKED])
+    assert "CUDA's driver was already asked" in done.stdout, done.stderr
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -113,5 +114,6 @@ def test_memory_is_known_for_every_architecture(name: str, class_name: str) -> N
     assert profile.activations > 0
 
 
+@pytest.mark.skipif(Version(transformers.__version__) < Version("5.23"), reason="some are newer than this transformers")
 def test_every_exception_is_an_architecture() -> None:
     assert set(architectures()) >= set(EXCEPTIONS)

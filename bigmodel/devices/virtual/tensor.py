@@ -354,7 +354,9 @@ class _Operation:
         shared = next((base._allocation for base in bases), None)
         if not torch.is_inference_mode_enabled() or True in [base.is_inference() for base in bases]:
             return VirtualTensor(held, index, shared)
-        # A view is an inference tensor exactly if its base is one, in any mode.
+        # A view is an inference tensor exactly if its base is one, in any mode, unless it has another dtype.
+        if self.traits.func is torch.ops.aten.view.dtype:
+            return VirtualTensor(held, index, shared)
         with torch.inference_mode(False):
             return VirtualTensor(held, index, shared)
 

@@ -39,8 +39,10 @@ class Layout:
         return cls(tuple(places), offset)
 
     def views(self, packed: torch.Tensor) -> list[torch.Tensor]:
-        """Return one tensor per place, viewing the uint8 tensor `packed`."""
-        return [packed[p.offset : p.offset + p.nbytes].view(p.dtype).view(p.shape) for p in self.places]
+        """Return one tensor per place, viewing the uint8 tensor `packed`, with its version counter."""
+        # A view of another dtype that is made in inference mode is an inference tensor, which has no version counter.
+        with torch.inference_mode(packed.is_inference()):
+            return [packed[p.offset : p.offset + p.nbytes].view(p.dtype).view(p.shape) for p in self.places]
 
 
 def largest(layouts: Sequence[Layout]) -> int:

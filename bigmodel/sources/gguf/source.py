@@ -48,13 +48,20 @@ def gguf_tokenizer(path: Path) -> Any:
     Raises:
         CheckpointError: the file is damaged, or describes no tokenizer that transformers knows.
     """
-    from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer, get_gguf_tokenizer
-
     first = GgufModel(path).path  # refuses a file that transformers' reader would trust
     try:
-        architecture, described, options = get_gguf_tokenizer(str(first))
-        backend, more = convert_gguf_tokenizer(architecture, described)
+        return _converted(first)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise CheckpointFormatError(f"{first}: describes no tokenizer that can be read ({error})") from error
+
+
+def _converted(first: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer, get_gguf_tokenizer
+    except ImportError:  # older versions find the converter by themselves, and need the package gguf
+        return PreTrainedTokenizerFast.from_pretrained(first.parent, gguf_file=first.name)
+    architecture, described, options = get_gguf_tokenizer(str(first))
+    backend, more = convert_gguf_tokenizer(architecture, described)
     return PreTrainedTokenizerFast(tokenizer_object=backend, **{**options, **more})

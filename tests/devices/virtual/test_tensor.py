@@ -153,6 +153,18 @@ def test_views_work_in_inference_mode() -> None:
         assert product[0].cpu().tolist() == [3, 12]
 
 
+def test_a_view_of_another_dtype_made_in_inference_mode_has_no_version_counter() -> None:
+    """As on other devices."""
+    for device in ("cpu", DEVICE):
+        held = torch.zeros(8, dtype=torch.uint8, device=device)
+        with torch.inference_mode():
+            view = held.view(torch.float32)
+            view.add_(1)
+        assert view.is_inference()
+        assert held._version == 0
+        assert held.view(torch.float32).tolist() == [1, 1]
+
+
 def test_a_dropout_that_drops_nothing_takes_no_memory_in_inference_mode() -> None:
     x = torch.ones(1000).to(DEVICE)
     before = memory_allocated(DEVICE)

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from bigmodel.devices import memory_allocated
 from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.attach.dispatched import UndoLog, dispatched, quantization_errors
 from bigmodel.errors import DispatchError
 
-from ...accelerators import at
+from ...accelerators import at, held
 from ..models import ids, stack
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
@@ -52,7 +51,7 @@ def test_detached_and_released_the_model_is_plain_and_the_device_free() -> None:
     found.release()
     del found
     gc.collect()
-    assert memory_allocated(0) == 0
+    assert held(0) == 0
     assert dispatched(model) is None
     assert not hasattr(model, "hf_device_map")
     assert all("forward" not in module.__dict__ and "_apply" not in module.__dict__ for module in model.modules())

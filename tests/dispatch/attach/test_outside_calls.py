@@ -107,7 +107,11 @@ def test_a_part_of_a_block_may_be_called_by_the_model(
     dispatch_model(model, device_map, main_device=at(0), offload_dir=tmp_path, offload=offload)
     with torch.no_grad():
         for _ in range(2):
-            assert torch.equal(model(x), resident(x.to(at(0))).cpu())
+            found, expected = model(x), resident(x.to(at(0))).cpu()
+            if offload == "compute":  # in part on the host, which rounds as virtual accelerators do, and CUDA does not
+                torch.testing.assert_close(found, expected)
+            else:
+                assert torch.equal(found, expected)
 
 
 class CallsPart(nn.Module):
@@ -123,6 +127,7 @@ class CallsPart(nn.Module):
         return x + self.blocks[-1].down(self.blocks[-1].up(x))
 
 
+@exact
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_weights_of_a_part_that_the_model_calls_are_planned(place: str, tmp_path: Path) -> None:
     model, x = CallsPart().eval(), torch.randn(2, 32)

@@ -26,7 +26,7 @@ from bigmodel.errors import DispatchError, PlanError
 from bigmodel.plan import make_plan
 from tests.marks import needs
 
-from ...accelerators import at
+from ...accelerators import at, exact
 from ..models import Stack, ids, llama, resident_output, stack
 
 pytestmark = [needs("torchao"), pytest.mark.usefixtures("every_accelerator")]
@@ -209,6 +209,7 @@ def layers(count: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(count)))
 
 
+@exact
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_counts_what_is_quantised_and_where_it_is_restored(kind: str) -> None:
     exact = 4 * 256 * 256

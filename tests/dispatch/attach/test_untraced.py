@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 from torch._dynamo.utils import counters
 from transformers import LlamaForCausalLM
 
 from bigmodel.dispatch import dispatch_model, from_pretrained
 
+from ...accelerators import at
 from ..models import ids, llama, stack
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
@@ -41,9 +43,14 @@ def streamed_to_accelerator(every_accelerator: str) -> LlamaForCausalLM:
     return dispatch_model(llama(layers=2), {"": 0, "model.layers": "cpu"})
 
 
-def run(model: torch.nn.Module) -> torch.Tensor:
+def run(model: torch.nn.Module, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
     with torch.no_grad():
-        return model(TOKENS, use_cache=False).logits
+        return model(tokens, use_cache=False).logits
+
+
+def most_breaks(model: LlamaForCausalLM) -> int:
+    """One for each streamed block; older versions of PyTorch count one more."""
+    return len(model.model.layers) + (Version(torch.__version__).release < (2, 13))
 
 
 @pytest.mark.slow
@@ -53,7 +60,7 @@ def test_traced_code_gives_the_same_bits_and_breaks_at_most_once_for_each_stream
     compiled = torch.compile(streamed, backend="eager")
     for _ in range(3):
         assert torch.equal(run(compiled), run(streamed))
-    assert 1 <= sum(counters["graph_break"].values()) <= len(streamed.model.layers)
+    assert 1 <= sum(counters["graph_break"].values()) <= most_breaks(streamed)
     assert all("AttachedForward" in reason for reason in counters["graph_break"])
     assert counters["stats"]["calls_captured"] > 0
 
@@ -64,12 +71,17 @@ def test_blocks_streamed_to_an_accelerator_are_traced_with_the_same_bits(
 ) -> None:
     model = streamed_to_accelerator
     compiled = torch.compile(model, backend="eager")
+    # Transformers calls another kernel of attention while it is traced.
+    resident = torch.compile(llama(layers=2).to(at(0)), backend="eager")
+    expected = run(resident, TOKENS.to(at(0))).cpu()
+    assert not counters["graph_break"]
     for _ in range(3):
-        assert torch.equal(run(compiled), run(model))
-    assert 1 <= sum(counters["graph_break"].values()) <= len(model.model.layers)
+        assert torch.equal(run(compiled), expected)
+    assert 1 <= sum(counters["graph_break"].values()) <= most_breaks(model)
     assert counters["stats"]["calls_captured"] > 0
 
 
+@pytest.mark.virtual_only("what it cannot be compiled with")
 @pytest.mark.slow
 def test_a_virtual_accelerator_says_which_backend_it_can_be_compiled_with(
     streamed_to_accelerator: LlamaForCausalLM,

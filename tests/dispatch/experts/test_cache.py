@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from bigmodel.devices import memory_allocated
 from bigmodel.dispatch.experts.cache import Chosen, ExpertCache, expert_stats
 from bigmodel.dispatch.experts.layer import ExpertLayer
 from bigmodel.dispatch.weights.block import HostTensor
 
-from ...accelerators import at
+from ...accelerators import at, held
 from ..interrupting import interrupted_at
 from .test_layer import layer
 
@@ -64,11 +63,11 @@ def test_experts_are_in_the_slots_that_are_handed_out() -> None:
 def test_device_memory_is_the_budget_and_never_more() -> None:
     made = layers()
     cache = cache_of(made, slots=3)
-    assert cache.nbytes == memory_allocated(0) == 3 * EXPERT
+    assert cache.nbytes == held(0) == 3 * EXPERT
     for _ in range(5):
         for visited in made:
             visit(cache, visited, [0, 1, 3])
-            assert memory_allocated(0) == 3 * EXPERT
+            assert held(0) == 3 * EXPERT
 
 
 def test_slots_are_at_least_one_and_at_most_the_experts() -> None:

@@ -199,6 +199,7 @@ def test_an_exception_among_the_experts_leaves_nothing_held(implementation: str)
     assert torch.equal(logits(model, tokens()), expected)
 
 
+@pytest.mark.virtual_only("a link that fails")
 @pytest.mark.slow
 def test_a_fetch_that_fails_is_raised_and_tried_again_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model = offloaded(mixtral)

