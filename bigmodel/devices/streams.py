@@ -11,8 +11,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -84,16 +85,15 @@ def copy_stream(device: torch.device) -> CopyStream:
 class DeviceEvent:
     """An event on a device with streams: `wait` makes the current stream wait, not the host."""
 
-    def __init__(self, event: Any, module: Any, device: torch.device) -> None:
+    def __init__(self, event: Any, device: torch.device) -> None:
         self.event = event
-        self._module = module
         self._device = device
 
     def done(self) -> bool:
         return bool(self.event.query())
 
     def wait(self) -> None:
-        self._module.current_stream(self._device).wait_event(self.event)
+        current_stream(self._device).wait_event(self.event)
 
     def synchronize(self) -> None:
         self.event.synchronize()
@@ -101,15 +101,60 @@ class DeviceEvent:
 
 def compute_mark(device: torch.device) -> Event:
     """Return the event of all work that the calling thread has launched on `device`, which has streams."""
+    return _recorded(current_stream(device), device)
+
+
+def _recorded(stream: Any, device: torch.device, timed: bool = False) -> DeviceEvent:
     module: Any = torch.get_device_module(device.type)
-    return _recorded(module.current_stream(device), module, device)
-
-
-def _recorded(stream: Any, module: Any, device: torch.device) -> Event:
     # A host that waits for a blocking event sleeps; for others of CUDA it spins, on a core that readers need.
-    event = module.Event() if device.type == "xpu" else module.Event(blocking=True)
+    options = {} if device.type == "xpu" else {"blocking": True}
+    event = module.Event(enable_timing=timed, **options)
     event.record(stream)
-    return DeviceEvent(event, module, device)
+    return DeviceEvent(event, device)
+
+
+_cuda_streams: dict[tuple[int, int, int], Any] = {}
+"""CUDA streams by what identifies them."""
+
+
+def current_stream(device: torch.device) -> Any:
+    """Return the calling thread's current stream of `device`, as ``torch.cuda.current_stream`` does.
+
+    That takes 17 us, most of it for finding out whether there is CUDA: too long for each block of a forward.
+    """
+    if device.type != "cuda" or device.index is None:
+        return torch.get_device_module(device.type).current_stream(device)
+    return _cuda_stream(torch._C._cuda_getCurrentStream(device.index))
+
+
+def _cuda_stream(key: tuple[int, int, int]) -> Any:
+    stream = _cuda_streams.get(key)
+    if stream is None:
+        stream_id, index, kind = key
+        stream = torch.cuda.Stream(stream_id=stream_id, device_index=index, device_type=kind)
+        _cuda_streams[key] = stream
+    return stream
+
+
+@contextmanager
+def _on(stream: Any, device: torch.device) -> Iterator[None]:
+    """Within this context, `stream` is the current stream of its device, as with ``torch.cuda.stream``."""
+    if device.type != "cuda" or torch._C._cuda_getDevice() != device.index:
+        with torch.get_device_module(device.type).stream(stream):
+            yield
+        return
+    before = _cuda_stream(torch._C._cuda_getCurrentStream(device.index))
+    _set_cuda_stream(stream)
+    try:
+        yield
+    finally:
+        _set_cuda_stream(before)
+
+
+def _set_cuda_stream(stream: Any) -> None:
+    torch._C._cuda_setStream(
+        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+    )
 
 
 class HostEvent:
@@ -163,9 +208,8 @@ class DeviceCopyStream:
     """A copy stream backed by a stream of the device; the host does not wait."""
 
     def __init__(self, device: torch.device) -> None:
-        self._module: Any = torch.get_device_module(device.type)
         self._device = device
-        self._stream = self._module.Stream(device=device)
+        self._stream: Any = torch.get_device_module(device.type).Stream(device=device)
         _device_streams.add(self)
 
     def synchronize(self) -> None:
@@ -178,18 +222,15 @@ class DeviceCopyStream:
                 self._stream.wait_event(event.event)
             else:
                 event.synchronize()
-        with self._module.stream(self._stream):
+        with _on(self._stream, self._device):
             work()
-        return self._record(self._stream)
+        return _recorded(self._stream, self._device, timed=True)
 
     def compute_mark(self) -> Event:
         return compute_mark(self._device)
 
     def uses(self, memory: torch.Tensor) -> None:
         memory.record_stream(self._stream)
-
-    def _record(self, stream: Any) -> Event:
-        return _recorded(stream, self._module, self._device)
 
 
 class _CurrentCopy(threading.local):
@@ -276,6 +317,7 @@ class TimedCopyStream:
 
     def __init__(self, stream: CopyStream, device: torch.device, count: Callable[[float], None]) -> None:
         self._stream = stream
+        self._device = device
         self._count = count
         self._module: Any = torch.get_device_module(device.type) if has_streams(device) else None
         self._running: deque[tuple[Any, Any]] = deque()
@@ -285,7 +327,12 @@ class TimedCopyStream:
         if self._module is None:
             return self._stream.submit(partial(self._timed_by_host, work), after, nbytes)
         self._count_finished()
-        return self._stream.submit(partial(self._timed_by_device, work), after, nbytes)
+        begin = self._module.Event(enable_timing=True)
+        arrived = self._stream.submit(partial(self._begun, begin, work), after, nbytes)
+        assert isinstance(arrived, DeviceEvent)
+        with self._lock:
+            self._running.append((begin, arrived.event))
+        return arrived
 
     def compute_mark(self) -> Event:
         return self._stream.compute_mark()
@@ -300,14 +347,10 @@ class TimedCopyStream:
         finally:
             self._count(time.perf_counter() - started)
 
-    def _timed_by_device(self, work: Callable[[], None]) -> None:
-        # The copy stream is the current stream here; its waits come before the first of these events.
-        begin, end = self._module.Event(enable_timing=True), self._module.Event(enable_timing=True)
-        begin.record()
+    def _begun(self, begin: Any, work: Callable[[], None]) -> None:
+        # The copy stream is the current stream here; its waits come before this event.
+        begin.record(current_stream(self._device))
         work()
-        end.record()
-        with self._lock:
-            self._running.append((begin, end))
 
     def _count_finished(self) -> None:
         """Count the copies that have finished, without waiting for the others."""
