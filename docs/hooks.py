@@ -6,6 +6,8 @@ A page names each in a line of its own, and the build fails if the result is mis
     <!-- bars: decode 0 median -->                       a column of that table as horizontal bars
     <!-- limits: decode -->                              limits, measured values, and whether they were kept
     <!-- command: decode -->                             the command, the date, the machine and the versions
+
+``offload@nvidia`` for ``offload`` names the result of another machine: the one whose file begins so.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def result(name: str) -> dict[str, Any]:
-    """Return the committed result of a benchmark, of a machine without a GPU."""
-    (path,) = (path for kind in ("cpu", "virtual") for path in RESULTS.glob(f"{name}-{kind}*.json"))
+    """Return the committed result of a benchmark: of a machine without a GPU, or as ``name@machine``."""
+    benchmark, _, machine = name.partition("@")
+    kinds = (machine,) if machine else ("cpu", "virtual")
+    (path,) = (path for kind in kinds for path in RESULTS.glob(f"{benchmark}-{kind}*.json"))
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 
@@ -86,8 +90,8 @@ def command(name: str) -> str:
     found = result(name)
     machine = found["machine"]
     versions = ", ".join(f"{package} {version}" for package, version in machine["packages"].items())
-    where = f"{machine['cores']} cores of {machine['cpu']}"
-    again = f"python -m benchmarks {name.replace('_', '-')}"
+    where = ", ".join([f"{machine['cores']} cores of {machine['cpu']}", *machine["accelerators"]])
+    again = found["command"] if "@" in name else f"python -m benchmarks {name.replace('_', '-')}"
     return f"`{again}` ({found['date'][:10]}, {where}, {_threads(machine['threads'])}; {versions})."
 
 

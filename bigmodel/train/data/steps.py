@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from bigmodel.devices import copy_stream
 from bigmodel.devices.nested import iter_tensors
-from bigmodel.devices.streams import has_streams
+from bigmodel.devices.streams import current_stream, has_streams
 from bigmodel.train.nested import find_batch_size, send_to_device
 from bigmodel.train.state.partial import PartialState
 
@@ -120,7 +120,7 @@ def move_ahead(steps: Iterator[LoaderStep], device: torch.device) -> Iterator[Lo
 def _keep_until_used(batch: Any, device: torch.device) -> None:
     """Record for the allocator that the compute stream uses tensors allocated on the copy stream."""
     if has_streams(device):
-        current = torch.get_device_module(device.type).current_stream(device)
+        current = current_stream(device)
         for tensor in iter_tensors(batch):
             if tensor.device.type == device.type:
                 tensor.record_stream(current)
