@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bigmodel.plan import Plan
+    from bigmodel.profile import Profile
+    from bigmodel.server.engine.compute.choose_runner import RunnerChoice
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,8 @@ class Loaded:
     """A model ready to serve; ``draft_model`` proposes tokens that it verifies.
 
     ``images`` is there for a model whose prompts may have images. ``checkpoint`` is a digest of the files it was loaded
-    from. ``adapters`` are those that requests may name.
+    from. ``adapters`` are those that requests may name. ``runner`` is what an engine chose for it when it was loaded
+    before.
     """
 
     model: Any
@@ -41,6 +44,7 @@ class Loaded:
     images: ImageSupport | None = None
     checkpoint: str | None = None
     adapters: Seq[Adapter] = ()
+    runner: RunnerChoice | None = None
 
 
 class LoadingCancelledError(ServeError):
@@ -178,6 +182,7 @@ class PlannedModel:
     def __init__(self, model: str, options: LoadOptions) -> None:
         self.model = model
         self._options = options
+        self._profiles: dict[str, Profile] = {}
 
     @cached_property
     def _workload(self) -> LoadOptions:
@@ -195,25 +200,44 @@ class PlannedModel:
         Raises BudgetError for a model that does not fit them.
         """
         from bigmodel.plan import make_plan
+        from bigmodel.plan.result.budgets import device_type_of
 
         options = self._workload
         offload = options.get("offload", "stream")
         return make_plan(
-            self.model,
+            self._profile(device_type_of(budgets)),
             {key: size for key, size in budgets.items()},  # noqa: C416 (a mapping's keys are invariant)
             str(options.get("device_map", "auto")),
             options.get("batch_size", 1),
             options.get("context_length"),
-            options.get("dtype", "auto"),
             offload_dtype=options.get("offload_dtype"),
             host_kernels=options.get("host_kernels"),
             objective=None if offload == "stream" else "latency",  # that depends on measured speeds
             offload=offload,
             per_pass=False,
-            sample_inputs=options.get("sample_inputs"),
-            padded=options.get("padded", True),
-            revision=options.get("revision"),
         )
+
+    def _profile(self, device_type: str) -> Profile:
+        """The profile that all plans of the model are made from: it takes most of a plan's time."""
+        from bigmodel.profile.source import profile_source
+        from bigmodel.quantized.host_kernels import EXACT
+
+        if device_type not in self._profiles:
+            options = self._workload
+            self._profiles[device_type] = profile_source(
+                self.model,
+                options.get("dtype", "auto"),
+                options.get("revision"),
+                no_split_module_classes=None,
+                device_type=device_type,
+                batch_size=options.get("batch_size", 1),
+                context_length=options.get("context_length"),
+                new_tokens=None,
+                sample_inputs=options.get("sample_inputs"),
+                host_kernels=options.get("host_kernels") or EXACT,
+                padded=options.get("padded", True),
+            )
+        return self._profiles[device_type]
 
     def load(self, plan: Plan, progress: Loading) -> Loaded:
         """Load it as planned."""

@@ -15,7 +15,7 @@ from bigmodel.errors import ServeError
 from bigmodel.server.adapters.files import Adapter
 from bigmodel.server.adapters.rows import Adapters
 from bigmodel.server.engine.budget import EngineOptions, KVBudget, kv_budget, sequences_at_once, tokens_of_a_step
-from bigmodel.server.engine.compute.choose_runner import choose_runner
+from bigmodel.server.engine.compute.choose_runner import RunnerChoice, choose_runner
 from bigmodel.server.engine.compute.draft import Drafter, ModelDrafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner, generates
 from bigmodel.server.engine.compute.media import MediaRunner, takes_images
@@ -42,6 +42,7 @@ def build_engine(
     draft_model: torch.nn.Module | None = None,
     checkpoint: str | None = None,
     adapters: Seq[Adapter] = (),
+    known_runner: RunnerChoice | None = None,
     observer: Observer | None = None,
     on_failure: Callable[[BaseException], None] | None = None,
     around_step: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -50,11 +51,14 @@ def build_engine(
 
     ``checkpoint`` is what `checkpoint_digest` returned of the model's, for options with a ``prefix_folder``. For
     ``around_step`` see :class:`.engine.Engine`. ``adapters`` are those that requests may name.
+    ``known_runner`` is what was chosen for the model before, see `choose_runner`.
     """
     options = options or EngineOptions()
     model.eval()
     runner = (
-        choose_runner(model, row_multiple=options.row_multiple, host_linear=options.host_linear)
+        choose_runner(
+            model, row_multiple=options.row_multiple, host_linear=options.host_linear, known=known_runner
+        )
         if generates(model)
         else EncoderRunner(model)
     )

@@ -85,6 +85,7 @@ class RunningModel:
             draft_model=loaded.draft_model,
             checkpoint=loaded.checkpoint,
             adapters=loaded.adapters,
+            known_runner=loaded.runner,
             observer=observer,
             on_failure=on_failure,
             around_step=around_step,

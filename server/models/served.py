@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bigmodel.devices import HOST
 from bigmodel.errors import BudgetError
 from bigmodel.server.engine.budget import EngineOptions, claimed_bytes
+from bigmodel.server.engine.compute.choose_runner import RunnerChoice
 from bigmodel.server.engine.compute.encoder import generates
 from bigmodel.server.loading import Loaded, Loader, Loading, PlannedModel
 from bigmodel.server.models.policy import Key, LoadedShare, fits, nearly_as_good
@@ -60,6 +61,7 @@ class ServedModel:
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     _unloading: threading.Lock = field(default_factory=threading.Lock)
     _plans: dict[tuple[tuple[Key, int], ...], Plan] = field(default_factory=dict)
+    _runners: list[tuple[Plan, RunnerChoice]] = field(default_factory=list)
 
     @property
     def usable(self) -> bool:
@@ -115,11 +117,14 @@ class ServedModel:
         if isinstance(self.source, PlannedModel):
             plan = self._plan_within(budgets, left)
             self.claimed = claimed_bytes(plan, self.options)
-            loaded = self.source.load(plan, self.loading)
+            loaded = replace(self.source.load(plan, self.loading), runner=self._runner_by(plan))
         else:
             loaded = self.source(self.loading)
         self.loading.begin("preparing the engine")
         running = self.start(loaded, self._engine_options(loaded))
+        if isinstance(self.source, PlannedModel) and loaded.runner is None and generates(loaded.model):
+            self._runners.append((plan, RunnerChoice.of(running.engine.core.runner)))
+            del self._runners[:-KEPT_PLANS]
         if begin():
             running.engine.start()
         self.longest = running.engine.core.max_length
@@ -141,6 +146,10 @@ class ServedModel:
         if options.max_length is not None and loaded.plan.context_length:
             options = replace(options, max_length=min(options.max_length, loaded.plan.context_length))
         return options if generates(loaded.model) else replace(options, prefix_folder=None)
+
+    def _runner_by(self, plan: Plan) -> RunnerChoice | None:
+        """What its engine chose when it was placed by this plan; None if it never was."""
+        return next((choice for known, choice in self._runners if known == plan), None)
 
     def _plan_within(self, budgets: Mapping[Key, int], left: Mapping[Key, int]) -> Plan:
         """The plan for what is left of the budgets: that for all of them where it fits."""

@@ -18,8 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import BertConfig, BertModel
 
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
+from bigmodel.profile import source
 from bigmodel.server import EngineOptions, Loading
 from bigmodel.server.engine.budget import claimed_bytes
+from bigmodel.server.engine.compute.plain import PlainRunner
 from bigmodel.server.loading import LoadOptions, PlannedModel
 from tests.server.http.test_fields import GOOD, OF_MODELS
 from tests.server.live import serving
@@ -197,6 +199,35 @@ def test_two_that_fit_side_by_side_stay_and_a_third_takes_their_place(
         assert loaded(app) == ["c"]
         assert text(complete(url, "a")) == texts["a"]
         assert loaded(app) == ["a"]
+
+
+@pytest.mark.slow
+def test_a_model_that_comes_back_is_neither_profiled_nor_checked_again(
+    folders: dict[str, str], needed: dict[str, int], texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def counted(of: Any, name: str) -> None:
+        own = getattr(of, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            done.append(name)
+            return own(*args, **options)
+
+        monkeypatch.setattr(of, name, call)
+
+    counted(source, "profile_source")
+    counted(PlainRunner, "forward")
+    app = several_app({name: folders[name] for name in "ab"}, {0: max(needed["a"], needed["b"]), **HOST})
+    with serving(app) as url:
+        wait_ready(url)
+        for name in "ba":
+            assert text(complete(url, name)) == texts[name]
+        assert {*done} == {"profile_source", "forward"}
+        done.clear()
+        for name in "ba":
+            assert text(complete(url, name)) == texts[name]
+        assert not done
 
 
 @pytest.mark.slow

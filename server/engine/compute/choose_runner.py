@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import torch
 
@@ -16,14 +17,45 @@ _PROMPTS = ([1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0, 1])
 _CUTS = ((0, 3), (3, 4), (4, 7))
 
 
+@dataclass(frozen=True)
+class RunnerChoice:
+    """Which runner was chosen for a model.
+
+    Attributes:
+        packed: The packed runner, else the plain one.
+        row_multiple: Of the packed one.
+        cached: The plain one with the model's cache, else the one without.
+    """
+
+    packed: bool
+    row_multiple: int
+    cached: bool = True
+
+    @classmethod
+    def of(cls, runner: Runner) -> RunnerChoice:
+        """The choice that led to `runner`, of texts alone or of images, too."""
+        runner = getattr(runner, "inner", runner)
+        return cls(isinstance(runner, PackedRunner), runner.row_multiple, getattr(runner, "cached", True))
+
+
 def choose_runner(
-    model: torch.nn.Module, *, row_multiple: int | str = "auto", host_linear: HostLinear = "auto"
+    model: torch.nn.Module,
+    *,
+    row_multiple: int | str = "auto",
+    host_linear: HostLinear = "auto",
+    known: RunnerChoice | None = None,
 ) -> Runner:
     """Return the packed runner, else the plain one with the model's cache, else the plain one without.
 
     Each is checked on short sequences. The check fails for models whose layers do not use transformers' attention
-    interface or mix tokens outside attention, and for caches that cannot be continued in chunks.
+    interface or mix tokens outside attention, and for caches that cannot be continued in chunks. It takes several
+    forwards, each of which streams what is streamed: with ``known``, what was chosen when the same model was placed by
+    the same plan, nothing is checked.
     """
+    if known is not None:
+        if known.packed:
+            return PackedRunner(model, row_multiple=known.row_multiple, host_linear=host_linear)
+        return PlainRunner(model, cached=known.cached)
     previous = getattr(model.config, "_attn_implementation", None)
     whole = PlainRunner(model, cached=False)
     expected = [whole.forward(prompt)[-1] for prompt in _PROMPTS]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from bigmodel.server.engine.compute.choose_runner import choose_runner
+from bigmodel.server.engine.compute.choose_runner import RunnerChoice, choose_runner
 from bigmodel.server.engine.compute.plain import PlainRunner
 from bigmodel.server.engine.compute.runner import PackedRunner, Runner
 from bigmodel.server.engine.kv.buffers import SequenceKV
@@ -55,6 +55,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
+MAMBA = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
+
+
 def sequence(prompt: list[int], **params: Any) -> Sequence:
     made = make_request(prompt, **params).sequences[0]
     made.kv = SequenceKV()
@@ -96,9 +99,7 @@ def test_a_ragged_batch_gives_each_sequence_its_own_logits(family: str) -> None:
 
 
 def test_a_model_without_replaceable_attention_runs_sequences_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
-    config = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
-    model = build(config)
-    runner = choose_runner(model)
+    runner = choose_runner(build(MAMBA))
     assert isinstance(runner, PlainRunner)
     assert "one by one" in caplog.text
 
@@ -119,6 +120,19 @@ def test_prompt_logprobs_get_all_rows_and_unfinished_prompts_none(make: Callable
 def test_bytes_per_token_are_those_of_the_model(make: Callable[[Any], Runner]) -> None:
     # two layers, keys and values, two heads of 16 numbers of 4 bytes
     assert make(tiny_model()).bytes_per_token() == {"cpu": 2 * 2 * 2 * 16 * 4}
+
+
+@pytest.mark.parametrize(("make", "kind"), [(tiny_model, PackedRunner), (lambda: build(MAMBA), PlainRunner)])
+def test_what_was_chosen_before_is_not_checked_again(
+    make: Callable[[], torch.nn.Module], kind: type[Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check computes the whole model several times, and streams what is streamed."""
+    model = make()
+    choice = RunnerChoice.of(choose_runner(model))
+    monkeypatch.setattr(type(model), "__call__", lambda *_, **__: pytest.fail("it computes"))
+    again = choose_runner(model, known=choice)
+    assert isinstance(again, kind)
+    assert RunnerChoice.of(again) == choice
 
 
 def test_the_model_still_works_by_itself_afterwards() -> None:
