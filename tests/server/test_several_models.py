@@ -309,8 +309,8 @@ LONG = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3000)]
 @pytest.mark.parametrize(
     ("number", "streams"),
     [
-        pytest.param(6, False, marks=pytest.mark.slow),
-        pytest.param(6, True, marks=pytest.mark.slow),
+        pytest.param(3, False, marks=pytest.mark.slow),
+        pytest.param(3, True, marks=pytest.mark.slow),
         pytest.param(200, False, marks=LONG),
         pytest.param(200, True, marks=LONG),
     ],
