@@ -85,6 +85,11 @@ _BATCHES = typer.Option(
 )
 BatchFolder: TypeAlias = Annotated[Path | None, _BATCHES]
 BatchSize: TypeAlias = Annotated[str, typer.Option(help="Most bytes of these files.")]
+_IMAGE_HOSTS = typer.Option(
+    "--image-hosts",
+    help="Host that images of chats are fetched from, as images.example.com or *.example.com; may be repeated.",
+)
+ImageHosts: TypeAlias = Annotated[list[str] | None, _IMAGE_HOSTS]
 Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, balanced by Ray Serve.")]
 _CLUSTER = typer.Option(help="Address of the Ray cluster for replicas; auto: a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
@@ -142,6 +147,7 @@ def serve(
     load_timeout: LoadTimeout = 120.0,
     batch_folder: BatchFolder = None,
     batch_folder_size: BatchSize = "10GiB",
+    image_hosts: ImageHosts = None,
     replicas: Replicas = 1,
     ray_address: Cluster = None,
     log_level: Log = LogLevel.INFO,
@@ -198,6 +204,7 @@ def serve(
             not replicated,
             batch_folder,
             parse_size(batch_folder_size),
+            tuple(name for given in image_hosts or () for name in given.split(",")),
         )
         budgets = parse_max_memory(max_memory)
         options = LoadOptions(

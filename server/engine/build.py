@@ -56,9 +56,7 @@ def build_engine(
     options = options or EngineOptions()
     model.eval()
     runner = (
-        choose_runner(
-            model, row_multiple=options.row_multiple, host_linear=options.host_linear, known=known_runner
-        )
+        choose_runner(model, row_multiple=options.row_multiple, host_linear=options.host_linear, known=known_runner)
         if generates(model)
         else EncoderRunner(model)
     )

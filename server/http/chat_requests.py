@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ from bigmodel.server.http.engine_requests import (
 )
 from bigmodel.server.http.errors import APIError, bad_value, from_validation
 from bigmodel.server.http.json_bounds import JSONBoundsError
-from bigmodel.server.http.parsing import ANY_SIZE, JSONRoute, OffLoop, end_turn, in_turn, off_loop
+from bigmodel.server.http.parsing import ANY_SIZE, JSONRoute, OffLoop, end_turn, fetching, in_turn, off_loop
 from bigmodel.server.http.reasoning import reasoning_budget, reasoning_variables
 from bigmodel.server.http.respond import Answer, JoinedRequests, Mailbox, respond
 from bigmodel.server.http.state import state_of
@@ -100,7 +100,8 @@ async def prepare_chat(
     effort = body.reasoning_effort
     asked = thinking is not None or effort is not None
     variables = reasoning_variables(codec, thinking, effort, usual_effort) if asked else {}
-    prompt, media = await chat_inputs(body, codec, engine.core.max_length, in_turn(http), variables, model.images)
+    longest, fetch = engine.core.max_length, fetching(http)
+    prompt, media = await chat_inputs(body, codec, longest, in_turn(http), variables, model.images, fetch)
     form, budget = answer_format(body, model, prompt), body.thinking_token_budget
     params = sampling_params(
         body,
@@ -126,11 +127,13 @@ async def chat_inputs(
     run: OffLoop = off_loop,
     variables: Mapping[str, Any] | None = None,
     images: ImageSupport | None = None,
+    fetch: Callable[[list[str]], Awaitable[Sequence[str | bytes]]] | None = None,
 ) -> tuple[list[int], Mapping[str, torch.Tensor] | None]:
     """Return the tokens of a conversation in the model's chat template, with `variables` that the body does not set.
 
-    With images, there are other inputs of the model's forward, too. 400 for variables that the template cannot have and
-    for images that are not accepted, 413 for more than `longest` tokens.
+    With images, there are other inputs of the model's forward, too; `fetch` brings images that are named by URL. 400
+    for variables that the template cannot have and for images that are not accepted, 413 for more than `longest`
+    tokens.
     """
     check_template_variables(codec, body.chat_template_kwargs)
     tools = None if body.tool_choice == "none" else [tool.plain() for tool in body.tools or ()]
@@ -148,7 +151,9 @@ async def chat_inputs(
     text = await rendered(codec, body.messages, tools, arguments, in_parts=True, run=run)
     await encode_prompt(codec, text, special, images.tokens, "messages", run)  # the processor has no bound
     try:
-        return await run(ANY_SIZE, lambda: images.process(text, urls, special=special))
+        images.check_number(len(urls))
+        given = urls if fetch is None else await fetch(urls)
+        return await run(ANY_SIZE, lambda: images.process(text, given, special=special))
     except ImageError as error:
         raise bad_value("messages", str(error)) from error
 

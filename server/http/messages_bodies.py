@@ -40,9 +40,17 @@ class ImageSource(Body):
     data: Text
 
 
+class URLSource(Body):
+    type: Literal["url"]
+    url: Text
+
+
 class ImageBlock(_Cached):
     type: Literal["image"]
-    source: ImageSource
+    source: Annotated[
+        Annotated[ImageSource, Tag("the type base64")] | Annotated[URLSource, Tag("the type url")],
+        by_type("base64", "url"),
+    ]
 
 
 class ThinkingBlock(Body):

@@ -16,6 +16,7 @@ from bigmodel.server.http.messages_bodies import (
     TextBlock,
     ToolResultBlock,
     ToolUseBlock,
+    URLSource,
 )
 
 FIELDS = {
@@ -106,7 +107,8 @@ def _question(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
         elif isinstance(block, TextBlock):
             yield {"role": message.role, "content": block.text}
         elif isinstance(block, ImageBlock):
-            url = f"data:{block.source.media_type};base64,{block.source.data}"
+            source = block.source
+            url = source.url if isinstance(source, URLSource) else f"data:{source.media_type};base64,{source.data}"
             yield {"role": message.role, "content": [{"type": "image_url", "image_url": {"url": url}}]}
 
 

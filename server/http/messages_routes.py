@@ -12,7 +12,7 @@ from bigmodel.server.answers.anthropic import MessageAnswer
 from bigmodel.server.http.chat_requests import as_chat, chat_inputs, fields_named, prepare_chat
 from bigmodel.server.http.messages_bodies import CountTokensBody, MessagesBody
 from bigmodel.server.http.messages_chats import FIELDS, USUAL_EFFORT, chat_fields, thinking_wanted
-from bigmodel.server.http.parsing import JSONRoute, in_turn
+from bigmodel.server.http.parsing import JSONRoute, fetching, in_turn
 from bigmodel.server.http.reasoning import reasoning_variables
 from bigmodel.server.http.state import state_of
 
@@ -44,6 +44,6 @@ async def count_tokens(body: CountTokensBody, http: HTTPRequest) -> dict[str, in
         with fields_named(FIELDS):
             chat = await as_chat(http, lambda: chat_fields(body))
             variables = reasoning_variables(model.codec, thinking_wanted(body), chat.reasoning_effort, USUAL_EFFORT)
-            longest, images = model.engine.core.max_length, model.images
-            prompt, _ = await chat_inputs(chat, model.codec, longest, in_turn(http), variables, images)
+            longest, images, fetch = model.engine.core.max_length, model.images, fetching(http)
+            prompt, _ = await chat_inputs(chat, model.codec, longest, in_turn(http), variables, images, fetch)
     return {"input_tokens": len(prompt)}

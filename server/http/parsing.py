@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, Protocol, TypeVar
@@ -26,7 +26,7 @@ from bigmodel.server.http.client_limits import Shares, client_of
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.json_bounds import VALUES, check_bounds
 from bigmodel.server.http.respond import unless_disconnected
-from bigmodel.server.http.state import PARSING_THREADS, ServerState, state_of
+from bigmodel.server.http.state import FETCHING_THREADS, PARSING_THREADS, ServerState, state_of
 
 T = TypeVar("T")
 
@@ -84,9 +84,28 @@ async def turn(shares: Shares, http: Request) -> AsyncIterator[None]:
         shares.give_back(client)
 
 
+def fetching(http: Request) -> Callable[[list[str]], Awaitable[Sequence[str | bytes]]] | None:
+    """Return what fetches images for the client of a request, where any are: one thread at a time does for it."""
+    state = state_of(http)
+    hosts = state.image_hosts
+    if hosts is None:
+        return None
+
+    async def fetch(urls: list[str]) -> Sequence[str | bytes]:
+        async with turn(state.fetching, http):
+            return await anyio.to_thread.run_sync(hosts.fetch, urls, limiter=_fetchers())
+
+    return fetch
+
+
 async def in_thread(function: Callable[[], T]) -> T:
     """Return what `function` returns, run in a thread. The pool that all routes share stays free for what is short."""
     return await anyio.to_thread.run_sync(function, limiter=_threads())
+
+
+@cache
+def _fetchers() -> CapacityLimiter:
+    return CapacityLimiter(FETCHING_THREADS)
 
 
 @cache

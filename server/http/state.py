@@ -25,6 +25,7 @@ from bigmodel.server.http.telemetry import Telemetry
 from bigmodel.server.models.pool import LoadFailedError, ModelPool, PoolClosedError, TookTooLongError
 from bigmodel.server.models.running import RunningModel
 from bigmodel.server.models.served import ServedModel
+from bigmodel.server.text.image_urls import ImageHosts
 
 BODY_BYTES = 128 << 10
 """Bytes of a request body beside its prompt: tools, a schema, names of fields."""
@@ -44,6 +45,10 @@ FORM_BYTES = 64 << 10
 
 PARSING_THREADS = 2
 """Threads that parse and tokenise large bodies; one of them at most works for the same client."""
+
+
+FETCHING_THREADS = 8
+"""Threads that fetch images; one of them at most works for the same client."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,11 @@ class Settings:
         batch_folder: Where they are, so that a later start goes on with them; None for a folder that goes with the
             server.
         batch_folder_bytes: Most bytes of all files in it.
+        image_hosts: Hosts that images are fetched from, see :class:`bigmodel.server.text.image_urls.ImageHosts`.
 
     Raises:
-        ServeError: A key is empty, or begins or ends with a space, there is no such parser, or an adapter has the
-            model's name.
+        ServeError: A key is empty, or begins or ends with a space, there is no such parser, an adapter has the model's
+            name, or a host for images is none.
     """
 
     model_name: str
@@ -89,12 +95,14 @@ class Settings:
     batches: bool = True
     batch_folder: Path | None = None
     batch_folder_bytes: int = STORE_BYTES
+    image_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_names(self.tool_parser, self.reasoning_parser)
         self.named_keys  # noqa: B018  # raises for a wrong one
         if self.model_name in self.adapters:
             raise ServeError(f"an adapter is called '{self.model_name}' as the model is; give it another name")
+        ImageHosts(self.image_hosts)
 
     @property
     def named_keys(self) -> tuple[ApiKey, ...]:
@@ -136,9 +144,11 @@ class ServerState:
     large: Shares = field(default_factory=lambda: Shares(LARGE_OF_A_CLIENT, LARGE))
     parsing: Shares = field(default_factory=lambda: Shares(1, PARSING_THREADS))
     compiling: Shares = field(default_factory=lambda: Shares(1, 1))  # the worker compiles one schema at a time
+    fetching: Shares = field(default_factory=lambda: Shares(1, FETCHING_THREADS))
     _relay: Relay | None = None
 
     def __post_init__(self) -> None:
+        self.image_hosts = ImageHosts(self.settings.image_hosts) if self.settings.image_hosts else None
         if self.pool is None:
             self.pool = ModelPool([ServedModel(self.settings.model_name)])
         self.models = self.pool.models

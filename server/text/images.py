@@ -54,23 +54,29 @@ class ImageSupport:
     elements: Mapping[str, int]
     tokens: int
 
-    def process(self, text: str, urls: Sequence[str], *, special: bool) -> tuple[list[int], dict[str, torch.Tensor]]:
+    def check_number(self, images: int) -> None:
+        """Raise ImageError for more images than a prompt may have."""
+        if images > self.most:
+            raise ImageError(f"the conversation has {images} images; at most {self.most} are accepted")
+
+    def process(
+        self, text: str, given: Sequence[str | bytes], *, special: bool
+    ) -> tuple[list[int], dict[str, torch.Tensor]]:
         """Return the tokens of a rendered conversation, and the other arguments of the forward.
 
         Args:
             text: With a placeholder for each image, as the chat template writes it.
-            urls: The images, as data URLs.
+            given: The images, as data URLs, or as they were fetched.
             special: Whether the tokenizer adds its special tokens.
 
         Raises:
             ImageError: An image is damaged, too large, of another format, or one too many.
         """
-        if len(urls) > self.most:
-            raise ImageError(f"the conversation has {len(urls)} images; at most {self.most} are accepted")
+        self.check_number(len(given))
         images, left = [], MAX_PIXELS
-        for number, url in enumerate(urls):
+        for number, image in enumerate(given):
             try:
-                images.append(decode(url, left))
+                images.append(decode(content_of(image) if isinstance(image, str) else image, left))
             except ImageError as error:
                 raise ImageError(f"image {number}: {error}") from error
             left -= images[-1].width * images[-1].height
@@ -92,27 +98,38 @@ class ImageSupport:
         return ids, media
 
 
-def decode(url: str, pixels: int) -> Any:
-    """Return the RGB image of a data URL.
+def content_of(url: str) -> bytes:
+    """Return the bytes of a data URL.
 
     Args:
         url: ``data:image/png;base64,...``, or of JPEG or WebP.
-        pixels: Most pixels that it may have.
 
     Raises:
-        ImageError: It is another URL, not base64, damaged, of another format, or too large.
+        ImageError: It is another URL, or not base64.
     """
-    from PIL import Image, ImageOps
-
     begin = _DATA_URL.match(url)
     if begin is None:
         if url.startswith("data:"):
             raise ImageError("must be 'data:image/png;base64,...', or of JPEG or WebP")
         raise ImageError("URLs are not fetched; send the image itself, as 'data:image/png;base64,...'")
     try:
-        content = base64.b64decode(url[begin.end() :], validate=True)
+        return base64.b64decode(url[begin.end() :], validate=True)
     except (binascii.Error, ValueError) as error:
         raise ImageError("is not valid base64") from error
+
+
+def decode(content: bytes, pixels: int) -> Any:
+    """Return the RGB image of a file.
+
+    Args:
+        content: Of the file: PNG, JPEG or WebP.
+        pixels: Most pixels that it may have.
+
+    Raises:
+        ImageError: It is damaged, of another format, or too large.
+    """
+    from PIL import Image, ImageOps
+
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > pixels:

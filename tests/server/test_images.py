@@ -6,9 +6,12 @@ import base64
 import gc
 import io
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +33,24 @@ MODEL, TOKENS = "tiny", 12
 TEXT = {"input_ids": torch.ones(1, 99, dtype=torch.long)}
 
 
-@pytest.fixture(scope="module")
-def sees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def seeing(folder: Path, **settings: Any) -> Iterator[str]:
     """URL of a server over a LLaVA, loaded from its folder under a plan."""
-    folder = tmp_path_factory.mktemp("llava")
     tiny_llava().save_pretrained(folder)
     processor().save_pretrained(folder)
     loaded = load(str(folder), max_memory={"cpu": "4GiB"}, batch_size=4, context_length=256)
-    settings = Settings(MODEL, engine=EngineOptions(max_sequences=4, max_length=256))
-    app = create_app(loader=lambda progress: loaded, settings=settings)
+    engine = EngineOptions(max_sequences=4, max_length=256)
+    app = create_app(loader=lambda progress: loaded, settings=Settings(MODEL, engine=engine, **settings))
     with serving(app) as url:
         while httpx.get(f"{url}/ready").status_code != 200:
             pass
+        yield url
+
+
+@pytest.fixture(scope="module")
+def sees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that fetches no images."""
+    with seeing(tmp_path_factory.mktemp("llava")) as url:
         yield url
 
 
@@ -142,7 +151,7 @@ def test_responses_take_images(sees: str) -> None:
         ("/v1/chat/completions", "image_url", {"type": "image_url"}),
         ("/v1/chat/completions", "image_url.detail", part("x") | {"image_url": {"url": "x", "detail": "low"}}),
         ("/v1/chat/completions", "", {"type": "input_audio"}),
-        ("/v1/messages", "source.type", {"type": "image", "source": {"type": "url", "url": "x"}}),
+        ("/v1/messages", "source", {"type": "image", "source": {"type": "file", "file_id": "x"}}),
         (
             "/v1/messages",
             "source.media_type",
@@ -197,6 +206,43 @@ def test_what_is_no_acceptable_image_is_refused(sees: str, name: str) -> None:
     assert httpx.get(f"{sees}/health").status_code == 200
 
 
+class Host(BaseHTTPRequestHandler):
+    """A host with the picture of each seed."""
+
+    def do_GET(self) -> None:
+        content = base64.b64decode(encoded(picture(int(self.path.strip("/.png")))))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.slow
+def test_images_of_listed_hosts_are_fetched_on_every_route(tmp_path: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Host)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    host = f"127.0.0.1:{server.server_port}"
+    image, common = f"http://{host}/1.png", {"model": MODEL, "temperature": 0}
+    words = expected("<user>a<image>\n<assistant>", 1)[0]
+    with seeing(tmp_path, image_hosts=(host,)) as url:
+        answer = chat(url, [text("a"), part(image)]).json()
+        assert answer["choices"][0]["message"]["content"] == words
+        blocks = [text("a"), {"type": "image", "source": {"type": "url", "url": image}}]
+        body = {**common, "messages": [{"role": "user", "content": blocks}], "max_tokens": TOKENS}
+        assert httpx.post(f"{url}/v1/messages", json=body, timeout=60).json()["content"][0]["text"] == words
+        parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": image}]
+        body = {**common, "input": [{"role": "user", "content": parts}], "max_output_tokens": TOKENS}
+        answer = httpx.post(f"{url}/v1/responses", json=body, timeout=60).json()
+        assert answer["output"][0]["content"][0]["text"] == words
+        refused = chat(url, [part("http://metadata.internal/1.png")])
+        assert refused.status_code == 400
+        assert "image 0: images are not fetched from metadata.internal" in refused.json()["error"]["message"]
+    server.shutdown()
+    server.server_close()
+
+
 def test_too_many_images_are_refused(sees: str) -> None:
     answer = chat(sees, [part(data_url(picture(1)))] * 5)
     assert answer.status_code == 400
@@ -229,7 +275,7 @@ def test_a_photo_is_turned_as_its_camera_says() -> None:
     exif = photo.getexif()
     exif[0x0112] = 6  # orientation: a quarter turn
     photo.save(buffer, "png", exif=exif)
-    assert decode(url_of(buffer.getvalue()), MAX_PIXELS).size == (50, 60)
+    assert decode(buffer.getvalue(), MAX_PIXELS).size == (50, 60)
 
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/tokenize"])
@@ -241,7 +287,7 @@ def test_a_model_of_texts_refuses_images(url: str, route: str) -> None:
 
 
 def test_all_images_together_have_a_bound_of_pixels() -> None:
-    whole = data_url(picture(1, (60, 50)), "png")
+    whole = base64.b64decode(encoded(picture(1, (60, 50))))
     assert decode(whole, 3000).size == (60, 50)
     with pytest.raises(ImageError, match=f"60 x 50 pixels.* {MAX_PIXELS}"):
         decode(whole, 2999)
