@@ -44,9 +44,9 @@ class AnswerFiles:
 
     def __init__(self, files: FileStore, batch: Batch) -> None:
         self._batch = batch
-        self._outputs = files.reopen(batch.output_id)
+        self._outputs = files.reopen(batch.output_id, batch.owner)
         try:
-            self._errors = files.reopen(batch.error_id)
+            self._errors = files.reopen(batch.error_id, batch.owner)
         except BaseException:
             self._outputs.close()
             raise
@@ -69,11 +69,15 @@ class AnswerFiles:
 
     def add_missing(self, requests: CheckedInput, code: str, message: str) -> None:
         """Append the same error for each request that has no answer."""
-        error = json.dumps({"code": code, "message": message}).encode()
         for number in range(len(requests)):
             if number not in self.done:
-                self._errors.write(self._line(number, requests.read(number).custom_id, b"null", error))
-                self._note(number, succeeded=False)
+                self.add_error(number, requests.read(number).custom_id, code, message)
+
+    def add_error(self, number: int, custom_id: str, code: str, message: str) -> None:
+        """Append the error of a request that has no answer."""
+        error = json.dumps({"code": code, "message": message}).encode()
+        self._errors.write(self._line(number, custom_id, b"null", error))
+        self._note(number, succeeded=False)
 
     def publish(self) -> dict[str, str]:
         """Show the files that have lines; returns the fields of the batch that name them."""
@@ -82,7 +86,7 @@ class AnswerFiles:
         for file, kind in ((self._outputs, "output"), (self._errors, "error")):
             if file.size:
                 name = f"{batch.id}_{kind}.jsonl"
-                file.publish(batch.owner, name, "batch_output", batch.output_seconds)
+                file.publish(name, "batch_output", batch.output_seconds)
                 shown[f"{kind}_file_id"] = file.id
             else:
                 file.discard()

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from bigmodel.errors import ServeError
 from bigmodel.server.batches.answers import Answered, AnswerFiles
 from bigmodel.server.batches.batch_store import BatchStore
+from bigmodel.server.batches.begun import MOST_ENDS, BegunRequests, Quarantine
 from bigmodel.server.batches.file_store import FileStore
 from bigmodel.server.batches.limits import StoreFullError
 from bigmodel.server.batches.lines import CheckedInput, check_input
@@ -63,6 +64,7 @@ class BatchTools:
         check_bounds: Raises ValueError for a line that would take too long to parse.
         writer: A thread that writes to the folder, in the order of what it is given.
         checking: Held while an input is checked.
+        quarantine: Of requests that an earlier process may have ended with.
     """
 
     files: FileStore
@@ -72,6 +74,7 @@ class BatchTools:
     check_bounds: Callable[[bytes], None]
     writer: Executor
     checking: asyncio.Lock
+    quarantine: Quarantine
 
     async def written(self, function: Callable[[], T]) -> T:
         """Return what a function returns that writes to the folder. It is called also where nobody waits for it."""
@@ -96,6 +99,7 @@ class BatchRun:
         self._work: asyncio.Task[None] | None = None
         self._requests: CheckedInput | None = None
         self._answers: AnswerFiles | None = None
+        self._begun: BegunRequests | None = None
 
     @property
     def batch(self) -> Batch:
@@ -124,6 +128,9 @@ class BatchRun:
             logger.exception("%s could not be ended; the next start of the server tries again", self._id)
         finally:
             expiry.cancel()
+            self._tools.quarantine.leave(self._id)
+            if self._begun is not None:
+                await self._tools.written(self._begun.forget)
             if self._answers is not None:
                 await self._tools.written(self._answers.close)
 
@@ -142,6 +149,8 @@ class BatchRun:
         if self.batch.in_progress_at is None:
             await self._change("in_progress", total=len(requests), model=requests.model)
         answers = await self._open_answers()
+        await self._answer_left(requests, answers)
+        await self._tools.quarantine.over()
         todo = (number for number in range(len(requests)) if number not in answers.done)
         workers = [asyncio.ensure_future(self._answer_each(todo)) for _ in range(min(WORKERS, len(requests)))]
         try:
@@ -150,6 +159,25 @@ class BatchRun:
             for worker in workers:
                 worker.cancel()
             await asyncio.wait(workers)
+
+    async def _answer_left(self, requests: CheckedInput, answers: AnswerFiles) -> None:
+        """Answer the requests that an earlier process may have ended with, each alone."""
+        tools, begun = self._tools, self._begun
+        assert begun is not None
+        for number, ends in sorted(begun.left.items()):
+            if number >= len(requests) or number in answers.done:
+                continue
+            custom_id = requests.read(number).custom_id
+            async with tools.quarantine.alone():
+                if ends < MOST_ENDS:
+                    logger.warning("%s: the process ended during '%s'; it is asked again, alone", self._id, custom_id)
+                    await self._answer_one(number)
+                    continue
+                logger.error("%s: the process ended %d times during '%s'; it has failed", self._id, ends, custom_id)
+                why = f"The server ended {ends} times while it answered this request."
+                await tools.written(partial(answers.add_error, number, custom_id, "server_error", why))
+                self._count()
+        tools.quarantine.leave(self._id)
 
     async def _check(self, *, until_ended: bool = True) -> CheckedInput:
         """Read the input. Raises CheckStoppedError where the batch is ended meanwhile, if that is to end it."""
@@ -172,6 +200,7 @@ class BatchRun:
             tools, batch = self._tools, self.batch
 
             def opened() -> None:  # nobody may wait for it any more, and then it is asked for again
+                self._begun = self._begun or BegunRequests(tools.batches.folder, batch.id)
                 self._answers = self._answers or AnswerFiles(tools.files, batch)
 
             await tools.written(opened)
@@ -187,6 +216,8 @@ class BatchRun:
         tools, batch, requests, answers = self._tools, self.batch, self._requests, self._answers
         assert requests is not None
         assert answers is not None
+        assert self._begun is not None
+        begun, is_begun = partial(self._begun.add, number), False
         size = requests.size(number)
         read = partial(requests.read, number)
         found: Answered | Later = Later(0.0)
@@ -194,6 +225,9 @@ class BatchRun:
             await tools.turns.take(batch.owner, batch.model)
             try:
                 request = read() if size <= SMALL_BYTES else await asyncio.to_thread(read)
+                if not is_begun:
+                    await tools.written(begun)
+                    is_begun = True
                 found = await tools.answer(batch.owner, batch.endpoint, request.body, size)
                 if isinstance(found, Later):
                     tools.turns.pause(batch.owner, found.seconds)

@@ -25,6 +25,11 @@ class BatchStore:
         self._limits = limits
         self._batches = {batch.id: batch for batch in read_records(folder, Batch)}
 
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self._folder
+
     def __getitem__(self, batch_id: str) -> Batch:
         return self._batches[batch_id]
 

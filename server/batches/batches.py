@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bigmodel.server.batches.batch_run import Answer, BatchRun, BatchTools
 from bigmodel.server.batches.batch_store import BatchStore
+from bigmodel.server.batches.begun import Quarantine, left_behind
 from bigmodel.server.batches.file_store import FileStore
 from bigmodel.server.batches.folder import BatchFolder
 from bigmodel.server.batches.limits import BatchEndedError, BatchLimits
@@ -72,7 +73,13 @@ class Batches:
             self._check_bounds,
             ThreadPoolExecutor(1, "bigmodel-batches"),
             asyncio.Lock(),
+            Quarantine(self._left(batches)),
         )
+
+    def _left(self, batches: BatchStore) -> set[str]:
+        """The batches that go on, and that an earlier process ended with."""
+        going_on = {batch.id for batch in batches.unfinished() if self._knows(batch.owner)}
+        return left_behind(batches.folder) & going_on
 
     @property
     def files(self) -> FileStore:

@@ -37,6 +37,7 @@ class FileStore:
         self._lock = threading.Lock()
         self._files = {file.id: file for file in read_records(folder, StoredFile) if self.path(file.id).is_file()}
         self._sizes = {file.id: file.bytes for file in self._files.values()}  # pending files included
+        self._owners = {file.id: file.owner for file in self._files.values()}  # likewise
 
     @property
     def total_bytes(self) -> int:
@@ -80,12 +81,12 @@ class FileStore:
 
     # --- files that are being written ------------------------------------------------------------------
 
-    def begin(self, most_bytes: int | None = None) -> PendingFile:
+    def begin(self, owner: str, most_bytes: int | None = None) -> PendingFile:
         """Begin a new file of at most so many bytes. Raises StoreFullError where there are too many files."""
         self.delete_expired()
-        return self._pending(new_id("file-"), most_bytes)
+        return self._pending(new_id("file-"), owner, most_bytes)
 
-    def reopen(self, file_id: str) -> PendingFile:
+    def reopen(self, file_id: str, owner: str) -> PendingFile:
         """Go on with a file that an earlier run has begun, or begin it. Nobody sees it until it is published.
 
         What there is already has its place. Raises StoreFullError where another file has none.
@@ -94,23 +95,33 @@ class FileStore:
             self._files.pop(file_id, None)
             self._sizes.pop(file_id, None)
         remove_record(self._folder, file_id)
-        return self._pending(file_id, None)
+        return self._pending(file_id, owner, None)
 
-    def _pending(self, file_id: str, most_bytes: int | None) -> PendingFile:
+    def _pending(self, file_id: str, owner: str, most_bytes: int | None) -> PendingFile:
         with self._lock:
-            if len(self._sizes) >= self.limits.files and not self.path(file_id).exists():
-                raise StoreFullError(f"there are {len(self._sizes)} files, as many as there may be; delete some")
+            own = sum(each == owner for each in self._owners.values())
+            if not self.path(file_id).exists():
+                if len(self._sizes) >= self.limits.files:
+                    raise StoreFullError(f"there are {len(self._sizes)} files, as many as there may be; delete some")
+                if owner and own >= self.limits.share * self.limits.files:
+                    raise StoreFullError(f"this key has {own} files, as many as one may have; delete some")
             self._sizes[file_id] = 0
+            self._owners[file_id] = owner
         try:
-            return PendingFile(self, file_id, most_bytes)
+            return PendingFile(self, file_id, owner, most_bytes)
         except BaseException:
             self._sizes.pop(file_id, None)
+            self._owners.pop(file_id, None)
             raise
 
     def _grow(self, file_id: str, size: int) -> None:
         """Count the bytes that a pending file is to have."""
         with self._lock:
-            before = self._sizes.get(file_id, 0)
+            before, owner = self._sizes.get(file_id, 0), self._owners.get(file_id, "")
+            own = sum(self._sizes.get(each, 0) for each, of in self._owners.items() if of == owner)
+            most = int(self.limits.share * self.limits.total_bytes)
+            if owner and own - before + size > most:
+                raise StoreFullError(f"all files of this key together may have {most} bytes; delete some")
             if self.total_bytes - before + size > self.limits.total_bytes:
                 raise StoreFullError(
                     f"all files together may have {self.limits.total_bytes} bytes, and there is no place for more; "
@@ -136,6 +147,7 @@ class FileStore:
         self.path(file_id).unlink(missing_ok=True)
         with self._lock:
             self._sizes.pop(file_id, None)
+            self._owners.pop(file_id, None)
 
 
 class PendingFile:
@@ -146,8 +158,9 @@ class PendingFile:
         size: Its bytes so far.
     """
 
-    def __init__(self, store: FileStore, file_id: str, most_bytes: int | None) -> None:
+    def __init__(self, store: FileStore, file_id: str, owner: str, most_bytes: int | None) -> None:
         self.id = file_id
+        self._owner = owner
         self._store = store
         self._most_bytes = most_bytes
         descriptor = os.open(store.path(file_id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -196,7 +209,7 @@ class PendingFile:
         self.size = size
 
     def publish(
-        self, owner: str, filename: str, purpose: Literal["batch", "batch_output"], seconds: int | None = None
+        self, filename: str, purpose: Literal["batch", "batch_output"], seconds: int | None = None
     ) -> StoredFile:
         """Make it a file of its owner, which expires after so many seconds."""
         os.fsync(self._file.fileno())
@@ -204,7 +217,7 @@ class PendingFile:
         created = now()
         made = StoredFile(
             id=self.id,
-            owner=owner,
+            owner=self._owner,
             created_at=created,
             expires_at=None if seconds is None else created + seconds,
             bytes=self.size,

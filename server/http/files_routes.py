@@ -11,7 +11,6 @@ from fastapi import Request as HTTPRequest
 from pydantic import ValidationError
 from starlette.responses import FileResponse, Response
 
-from bigmodel.server.batches.file_store import PendingFile
 from bigmodel.server.batches.records import StoredFile
 from bigmodel.server.http.batch_bodies import ExpiresAfter
 from bigmodel.server.http.errors import APIError, bad_value, from_validation
@@ -45,19 +44,15 @@ async def upload(http: HTTPRequest) -> dict[str, Any]:
     state_of(http).refuse_if_closed()
     batches = batches_for(http)
     with refusals():
-        pending = await anyio.to_thread.run_sync(batches.files.begin, batches.limits.file_bytes)
+        pending = await anyio.to_thread.run_sync(batches.files.begin, owner_of(http), batches.limits.file_bytes)
         try:
             form = await read_form(http, "file", pending)
             seconds = _checked(form)
-            published = partial(_publish, pending, owner_of(http), form.filename or "", seconds)
+            published = partial(pending.publish, form.filename or "", "batch", seconds)
             return (await anyio.to_thread.run_sync(published)).view()
         except BaseException:
             pending.discard()
             raise
-
-
-def _publish(pending: PendingFile, owner: str, filename: str, seconds: int | None) -> StoredFile:
-    return pending.publish(owner, filename, "batch", seconds)
 
 
 def _checked(form: Form) -> int | None:

@@ -39,9 +39,9 @@ def batch_store(folder: Path, **limits: int) -> BatchStore:
 
 def kept(files: FileStore, content: bytes, owner: str = "") -> StoredFile:
     """A file with this content."""
-    pending = files.begin()
+    pending = files.begin(owner)
     pending.write(content)
-    return pending.publish(owner, "input.jsonl", "batch")
+    return pending.publish("input.jsonl", "batch")
 
 
 def batch(owner: str = "", input_file_id: str = "file-1", **fields: Any) -> Batch:

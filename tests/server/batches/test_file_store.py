@@ -39,7 +39,7 @@ def test_files_are_there_after_a_restart_in_their_order(tmp_path: Path) -> None:
 
 def test_nobody_sees_a_file_that_is_being_written_and_one_that_nobody_completes_is_deleted(tmp_path: Path) -> None:
     files = file_store(tmp_path)
-    pending = files.begin()
+    pending = files.begin("")
     pending.write(b"half")
     assert (files.get("", pending.id), files.of("")) == (None, [])
     again = file_store(tmp_path)  # after a kill
@@ -51,7 +51,7 @@ def test_nobody_sees_a_file_that_is_being_written_and_one_that_nobody_completes_
 
 
 def test_a_file_has_so_many_bytes_at_most(tmp_path: Path) -> None:
-    pending = file_store(tmp_path).begin(10)
+    pending = file_store(tmp_path).begin("", 10)
     pending.write(b"x" * 10)
     with pytest.raises(FileTooLongError, match="more than 10 bytes"):
         pending.write(b"x")
@@ -60,7 +60,7 @@ def test_a_file_has_so_many_bytes_at_most(tmp_path: Path) -> None:
 def test_all_files_together_have_so_many_bytes_at_most(tmp_path: Path) -> None:
     files = file_store(tmp_path, total_bytes=10)
     first = kept(files, b"x" * 6)
-    pending = files.begin()
+    pending = files.begin("")
     pending.write(b"x" * 4)
     with pytest.raises(StoreFullError, match="10 bytes"):
         pending.write(b"x")
@@ -74,11 +74,31 @@ def test_all_files_together_have_so_many_bytes_at_most(tmp_path: Path) -> None:
 def test_there_are_so_many_files_at_most(tmp_path: Path) -> None:
     files = file_store(tmp_path, files=2)
     first = kept(files, b"")
-    files.begin()
+    files.begin("")
     with pytest.raises(StoreFullError, match="2 files"):
-        files.begin()
+        files.begin("")
     files.delete(first)
-    files.begin()
+    files.begin("")
+
+
+def test_one_key_has_half_of_the_bytes_and_files_at_most(tmp_path: Path) -> None:
+    files = file_store(tmp_path, total_bytes=20, files=8)
+    first = kept(files, b"x" * 6, "alice")
+    pending = files.begin("alice")
+    pending.write(b"x" * 4)
+    with pytest.raises(StoreFullError, match="all files of this key together may have 10 bytes"):
+        pending.write(b"x")
+    kept(files, b"x" * 10, "bob")
+    pending.discard()
+    files.delete(first)
+    for _ in range(4):
+        kept(files, b"", "alice")
+    with pytest.raises(StoreFullError, match="this key has 4 files"):
+        files.begin("alice")
+    again = file_store(tmp_path, total_bytes=20, files=8)
+    with pytest.raises(StoreFullError, match="this key has 4 files"):
+        again.begin("alice")
+    kept(again, b"x" * 5, "carol")
 
 
 def test_the_input_of_an_unfinished_batch_is_not_deleted(tmp_path: Path) -> None:
@@ -94,8 +114,8 @@ def test_a_file_whose_time_has_passed_is_gone_unless_a_batch_needs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = file_store(tmp_path)
-    pending = files.begin()
-    file = pending.publish("", "x", "batch", seconds=100)
+    pending = files.begin("")
+    file = pending.publish("x", "batch", seconds=100)
     assert files.of("") == [file]
     assert file.expires_at is not None
     later = file.expires_at
@@ -111,10 +131,10 @@ def test_a_file_whose_time_has_passed_is_gone_unless_a_batch_needs_it(
 
 def test_what_follows_the_last_complete_line_is_cut_off(tmp_path: Path) -> None:
     files = file_store(tmp_path)
-    pending = files.begin()
+    pending = files.begin("")
     pending.write(b"first\n" + b"y" * 200 + b"\nthi")
     pending.close()
-    again = file_store(tmp_path).reopen(pending.id)
+    again = file_store(tmp_path).reopen(pending.id, "")
     assert again.complete_lines() == [b"first\n", b"y" * 128]
     again.write(b"last\n")
     assert files.path(pending.id).read_bytes() == b"first\n" + b"y" * 200 + b"\nlast\n"
@@ -122,32 +142,32 @@ def test_what_follows_the_last_complete_line_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_run_has_begun_has_its_place(tmp_path: Path) -> None:
-    pending = file_store(tmp_path).begin()
+    pending = file_store(tmp_path).begin("")
     pending.write(b"a\n" * 10)
     pending.close()
     files = file_store(tmp_path, files=1, total_bytes=10)
     kept(files, b"x")
-    again = files.reopen(pending.id)
+    again = files.reopen(pending.id, "")
     assert (len(again.complete_lines()), files.total_bytes) == (10, 21)
     with pytest.raises(StoreFullError):
         again.write(b"a\n")
     with pytest.raises(StoreFullError):
-        files.reopen("file-2")
+        files.reopen("file-2", "")
 
 
 def test_a_file_that_is_reopened_is_seen_again_when_it_is_published(tmp_path: Path) -> None:
     files = file_store(tmp_path)
     first = kept(files, b"a\n")
-    again = files.reopen(first.id)
+    again = files.reopen(first.id, "")
     assert files.get("", first.id) is None
     assert file_store(tmp_path).of("") == []
-    again.publish("", "x", "batch_output")
+    again.publish("x", "batch_output")
     assert [file.bytes for file in file_store(tmp_path).of("")] == [2]
 
 
 def test_a_write_that_fails_leaves_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = file_store(tmp_path)
-    pending = files.begin()
+    pending = files.begin("")
     pending.write(b"a\n")
     real, calls = pending._file, []
 
