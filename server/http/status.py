@@ -64,12 +64,13 @@ def view(served: ServedModel) -> dict[str, Any]:
     """The plan, bytes per device, streamed bytes and the engine's numbers, as JSON types."""
     with served.reading() as running:
         if running is None:
-            return {"plan": None, "devices": [], "streamed": [], "engine": None}
+            return {"plan": None, "devices": [], "streamed": [], "engine": None, "images": False}
         return {
             "plan": None if running.plan is None else json.loads(running.plan.to_json()),
             "devices": devices(running, served.loading.before),
             "streamed": streamed(running),
             "engine": _engine(running.engine),
+            "images": running.images is not None,
         }
 
 

@@ -78,7 +78,7 @@ _SETTINGS = ("state", "runner", "row_multiple", "host_linear", "max_batch_tokens
 
 
 def merge_views(views: Seq[dict[str, Any]]) -> dict[str, Any]:
-    """Merge ``devices``, ``streamed`` and ``engine`` of several bodies of GET /plan.
+    """Merge ``devices``, ``streamed``, ``engine`` and ``images`` of several bodies of GET /plan.
 
     Bytes and counts add up, by device name; a sum with an unknown part is None. Settings of an engine are those that
     all engines share, else None, and the shortest ``max_length``. Engines that are not there yet count nothing.
@@ -87,6 +87,7 @@ def merge_views(views: Seq[dict[str, Any]]) -> dict[str, Any]:
     return {
         "devices": _by_device([entry for view in views for entry in view["devices"]]),
         "streamed": _by_device([entry for view in views for entry in view["streamed"]]),
+        "images": any(view["images"] for view in views),
         "engine": _engine(engines) if engines else None,
     }
 

@@ -17,11 +17,13 @@ from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.status import view
 from bigmodel.server.loading import load
 from bigmodel.server.replicas.fleet import Fleet, ReplicaReport, ReportBoard
+from bigmodel.server.text.images import MAX_PIXELS, content_of, decode
 from tests.server.live import MODEL, engine_of, serving, tiny_app
 from tests.server.models.several import save, served, several_app
 from tests.server.scripted import scripted_app
 from tests.server.serve_tiny import Gated, SlowOrBroken
 from tests.server.tiny import tiny_model, tiny_tokenizer
+from tests.server.vision import picture
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -148,6 +150,156 @@ def test_stopping_frees_the_slot(browser: Any) -> None:
         assert "stopped" in page.text_content(".message.assistant small")
         shows(page, "#running", "^0 ")
         assert engine_of(app).core.counts.generated < 900
+
+
+def said(page: Any, number: int) -> None:
+    """Wait until there are so many whole answers."""
+    page.wait_for_function("n => document.querySelectorAll('.message.assistant small').length === n", arg=number)
+
+
+def send(page: Any, text: str) -> None:
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+@pytest.mark.slow
+def test_conversations_are_kept_by_the_browser(browser: Any, url: str) -> None:
+    context = browser.new_context()
+    with open_page(context, url) as page:
+        page.wait_for_selector("#status.ready")
+        page.fill("#max-tokens", "5")
+        send(page, "the cat")
+        said(page, 1)
+        page.click("#new")
+        assert page.locator(".message").count() == 0
+        send(page, "a dog")
+        said(page, 1)
+    with open_page(context, url) as page:
+        page.wait_for_selector("#status.ready")
+        assert page.locator("#chats option").all_text_contents() == ["New conversation", "a dog", "the cat"]
+        assert page.locator(".message").count() == 0
+        page.select_option("#chats", label="the cat")
+        assert page.locator(".message .text").first.text_content() == "the cat"
+        assert re.search(r"\d tokens in", page.text_content(".message.assistant small"))
+        page.fill("#max-tokens", "5")
+        with page.expect_request("**/v1/chat/completions") as asked:
+            send(page, "and then?")
+        roles = [message["role"] for message in asked.value.post_data_json["messages"]]
+        assert roles == ["user", "assistant", "user"]
+        said(page, 2)
+        page.click("#delete")
+        assert page.locator("#chats option").all_text_contents() == ["New conversation", "a dog"]
+    with open_page(context, url) as page:
+        assert page.locator("#chats option").all_text_contents() == ["New conversation", "a dog"]
+    context.close()
+
+
+@pytest.mark.slow
+def test_a_browser_that_keeps_nothing_has_a_chat_all_the_same(browser: Any, url: str) -> None:
+    context = browser.new_context()
+    context.add_init_script("Storage.prototype.setItem = () => { throw new DOMException('', 'QuotaExceededError'); };")
+    with open_page(context, url) as page:
+        page.wait_for_selector("#status.ready")
+        page.fill("#max-tokens", "5")
+        send(page, "the cat")
+        said(page, 1)
+    context.close()
+
+
+@pytest.mark.slow
+def test_an_answer_is_made_anew(browser: Any, url: str) -> None:
+    with open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        assert page.is_disabled("#again")
+        page.fill("#max-tokens", "5")
+        send(page, "the cat")
+        said(page, 1)
+        with page.expect_request("**/v1/chat/completions") as asked:
+            page.click("#again")
+        assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "the cat"}]
+        said(page, 1)
+        assert page.locator(".message.user").count() == 1
+
+
+@pytest.mark.slow
+def test_settings_are_those_of_the_request(browser: Any, url: str) -> None:
+    with open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        page.click("summary")
+        for name, value in {"system": "Be brief.", "top-p": "0.5", "seed": "7", "max-tokens": "5"}.items():
+            page.fill(f"#{name}", value)
+        with page.expect_request("**/v1/chat/completions") as asked:
+            send(page, "the cat")
+        body = asked.value.post_data_json
+        assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert (body["top_p"], body["seed"], body["max_completion_tokens"]) == (0.5, 7, 5)
+        said(page, 1)
+
+
+def with_images(route: Any) -> None:
+    """Answer GET /plan as of a model that takes images."""
+    answer = route.fetch()
+    route.fulfill(response=answer, json={**answer.json(), "images": True})
+
+
+@pytest.mark.slow
+def test_images_are_sent_small_and_can_be_taken_back(browser: Any, url: str, tmp_path: Path) -> None:
+    for name, size in {"wide.png": (3000, 60), "small.jpg": (20, 10)}.items():
+        picture(1, size).save(tmp_path / name)
+    (tmp_path / "none.png").write_bytes(b"no image")
+    with open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        assert page.is_hidden("#picture")
+        page.route("**/plan?*", with_images)
+        page.wait_for_selector("#picture:visible")
+        page.set_input_files("#picture-file", [tmp_path / name for name in ("small.jpg", "wide.png", "none.png")])
+        page.wait_for_selector(".message.error")
+        assert page.locator("#pictures button").count() == 2
+        page.click("#pictures button[aria-label='Remove image 1']")
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=""))
+        with page.expect_request("**/v1/chat/completions") as asked:
+            send(page, "what is it?")
+        (message,) = asked.value.post_data_json["messages"]
+        text, image = message["content"]
+        assert text == {"type": "text", "text": "what is it?"}
+        shown = decode(content_of(image["image_url"]["url"]), MAX_PIXELS)
+        assert shown.size == (1024, 20)
+        page.wait_for_selector(".message.user img")
+        assert page.is_hidden("#pictures")
+
+
+@pytest.mark.slow
+def test_it_is_used_by_the_keyboard_alone(browser: Any, url: str) -> None:
+    with open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        reached: list[str] = []
+        for _ in range(30):
+            page.keyboard.press("Tab")
+            reached.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
+        controls = ["chats", "new", "delete", "messages", "prompt", "temperature", "max-tokens", "send", "SUMMARY"]
+        assert [each for each in reached if each in controls][: len(controls)] == controls
+        page.focus("#max-tokens")
+        page.keyboard.press("Control+A")
+        page.keyboard.type("5")
+        page.focus("#prompt")
+        page.keyboard.type("the cat")
+        page.keyboard.press("Enter")
+        said(page, 1)
+        assert page.evaluate("document.activeElement.id") == "prompt"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser: Any, url: str, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    with open_page(browser, url, color_scheme=scheme, bypass_csp=True) as page:
+        page.wait_for_selector(".device .bar")
+        page.fill("#max-tokens", "5")
+        send(page, "the cat")
+        said(page, 1)
+        page.click("summary")
+        found = axe.Axe().run(page)
+        assert not found.response["violations"], found.generate_report()
 
 
 @pytest.mark.slow

@@ -23,7 +23,8 @@ def served(loaded: Loaded, **options: int) -> ServedModel:
 
 
 def test_the_status_is_empty_while_nothing_is_loaded() -> None:
-    assert view(ServedModel("tiny")) == {"plan": None, "devices": [], "streamed": [], "engine": None}
+    empty = {"plan": None, "devices": [], "streamed": [], "engine": None, "images": False}
+    assert view(ServedModel("tiny")) == empty
 
 
 @pytest.mark.slow

@@ -65,6 +65,7 @@ class Own:
             "devices": [],
             "streamed": [],
             "engine": {"state": self.state, "max_length": 1},
+            "images": False,
         }
 
 

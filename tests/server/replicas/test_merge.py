@@ -71,7 +71,7 @@ def engine(running: int, max_length: int = 64, **changes: Any) -> dict[str, Any]
 
 
 def shown(engine: Any, devices: list[dict[str, Any]], streamed: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    return {"plan": None, "devices": devices, "streamed": streamed or [], "engine": engine}
+    return {"plan": None, "devices": devices, "streamed": streamed or [], "engine": engine, "images": False}
 
 
 def test_bytes_add_up_by_device() -> None:
@@ -106,9 +106,14 @@ def test_engine_counts_add_up_and_common_values_are_kept() -> None:
 
 
 def test_the_merged_status_has_no_engine_while_all_load() -> None:
-    assert merge_views([shown(None, []), shown(None, [])]) == {"devices": [], "streamed": [], "engine": None}
+    nothing = {"devices": [], "streamed": [], "engine": None, "images": False}
+    assert merge_views([shown(None, []), shown(None, [])]) == nothing
+
+
+def test_images_are_taken_where_one_of_them_takes_some() -> None:
+    assert merge_views([shown(None, []), {**shown(None, []), "images": True}])["images"]
 
 
 def test_the_view_of_one_server_is_unchanged() -> None:
     alone = shown(engine(1), [device("cpu", 5)])
-    assert merge_views([alone]) == {key: alone[key] for key in ("devices", "streamed", "engine")}
+    assert merge_views([alone]) == {key: alone[key] for key in ("devices", "streamed", "engine", "images")}
