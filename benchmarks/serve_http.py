@@ -82,6 +82,8 @@ class Instant:
     def bytes_per_token(self) -> dict[str, int]:
         return {"cpu": 1}
 
+    def probe(self) -> None: ...
+
 
 def _instant_engine(streams: int) -> Any:
     engine = started_engine(random_llama("2x64"), max_sequences=streams, max_batch_tokens=streams + 256)

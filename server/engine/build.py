@@ -130,8 +130,7 @@ def prefix_files(
 
 def kv_maker(runner: Runner, positions: int) -> Callable[[], SequenceKV]:
     """Return the constructor of a sequence's KV cache: pages of one arena on accelerators, else its own buffers."""
-    on_host = all(torch.device(device).type == "cpu" for device in runner.bytes_per_token())
-    if on_host or not isinstance(runner, PackedRunner):
+    if not isinstance(runner, PackedRunner) or all(torch.device(device).type == "cpu" for device, _ in runner.layers):
         return SequenceKV
     return partial(PagedKV, KVArena(positions))
 

@@ -177,7 +177,7 @@ class EngineCore:
             return list(zip(batch, self.runner.run(batch), strict=True))
         except Exception:
             logger.exception("a step of %d sequences failed; each is computed alone", len(batch))
-        self.runner.bytes_per_token()  # a forward of its own: raises if the model is broken
+        self.runner.probe()  # raises if the model is broken
         computed: list[tuple[ScheduledTokens, torch.Tensor | None]] = []
         for scheduled in batch:
             sequence = scheduled.sequence

@@ -22,6 +22,7 @@ from bigmodel.profile import source
 from bigmodel.server import EngineOptions, Loading
 from bigmodel.server.engine.budget import claimed_bytes
 from bigmodel.server.engine.compute.plain import PlainRunner
+from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.loading import LoadOptions, PlannedModel
 from tests.server.http.test_fields import GOOD, OF_MODELS
 from tests.server.live import serving
@@ -218,12 +219,13 @@ def test_a_model_that_comes_back_is_neither_profiled_nor_checked_again(
 
     counted(source, "profile_source")
     counted(PlainRunner, "forward")
+    counted(PackedRunner, "_computed")
     app = several_app({name: folders[name] for name in "ab"}, {0: max(needed["a"], needed["b"]), **HOST})
     with serving(app) as url:
         wait_ready(url)
         for name in "ba":
             assert text(complete(url, name)) == texts[name]
-        assert {*done} == {"profile_source", "forward"}
+        assert {*done} == {"profile_source", "forward", "_computed"}
         done.clear()
         for name in "ba":
             assert text(complete(url, name)) == texts[name]

@@ -398,6 +398,8 @@ def _over_link(call: _Operation) -> Any:
         into, from_ = args[0], args[1]
     elif func is not _TO_COPY and func is not _NUMBER:
         into = args[1]
+    if func is _TO_COPY and str(call.kwargs.get("device", "")).startswith("meta"):
+        return call.traits.kernel(*call.held_args, **call.held_kwargs)  # nothing is copied
     source = _index_of(from_)
     destination = _index_of(into) if into is not None else call.target if func is _TO_COPY else None
     if call.index is not None or call.target is not None:

@@ -25,17 +25,21 @@ class RunnerChoice:
         packed: The packed runner, else the plain one.
         row_multiple: Of the packed one.
         cached: The plain one with the model's cache, else the one without.
+        layers: Device and bytes of keys and values per position of each layer, of the packed one.
     """
 
     packed: bool
     row_multiple: int
     cached: bool = True
+    layers: tuple[tuple[str, int], ...] | None = None
 
     @classmethod
     def of(cls, runner: Runner) -> RunnerChoice:
         """The choice that led to `runner`, of texts alone or of images, too."""
         runner = getattr(runner, "inner", runner)
-        return cls(isinstance(runner, PackedRunner), runner.row_multiple, getattr(runner, "cached", True))
+        if isinstance(runner, PackedRunner):
+            return cls(True, runner.row_multiple, layers=runner.layers)
+        return cls(False, runner.row_multiple, getattr(runner, "cached", True))
 
 
 def choose_runner(
@@ -54,7 +58,7 @@ def choose_runner(
     """
     if known is not None:
         if known.packed:
-            return PackedRunner(model, row_multiple=known.row_multiple, host_linear=host_linear)
+            return PackedRunner(model, row_multiple=known.row_multiple, host_linear=host_linear, layers=known.layers)
         return PlainRunner(model, cached=known.cached)
     previous = getattr(model.config, "_attn_implementation", None)
     whole = PlainRunner(model, cached=False)

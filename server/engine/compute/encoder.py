@@ -91,6 +91,9 @@ class EncoderRunner:
             raise ServeError(f"{type(self.model).__name__} gives neither states nor scores")
         return [readable(rows[: len(sequence)]) for sequence, rows in zip(group, states, strict=True)]
 
+    def probe(self) -> None:
+        """See :meth:`.runner.Runner.probe`. Texts are computed one by one: each that fails is an error of its own."""
+
     def bytes_per_token(self) -> dict[str, int]:
         """One byte for each position: there are no keys and values, but the pool counts positions."""
         return {str(self.device): 1}

@@ -135,6 +135,10 @@ class MediaRunner:
         self.model = model
         self.device = input_device(model)
 
+    def probe(self) -> None:
+        """See :meth:`.runner.Runner.probe`."""
+        self.inner.probe()
+
     def bytes_per_token(self) -> dict[str, int]:
         """Bytes of keys and values per position, by device."""
         return self.inner.bytes_per_token()

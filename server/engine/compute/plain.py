@@ -103,13 +103,22 @@ class PlainRunner:
         config: Any = self.model.config
         return DynamicCache(config=config)
 
+    def probe(self) -> None:
+        """See :meth:`.runner.Runner.probe`."""
+        self._computed(1)
+
+    def _computed(self, tokens: int) -> Any:
+        """The cache of so many tokens, if there is one."""
+        cache = self.empty_cache() if self.cached else None
+        self.forward([0] * tokens, 0, cache)
+        return cache
+
     def bytes_per_token(self) -> dict[str, int]:
         """Bytes of keys and values per position, by device; measured by a forward of a few tokens."""
         tokens = 16
         total: dict[str, int] = {}
         if self.cached:
-            cache = self.empty_cache()
-            self.forward([0] * tokens, 0, cache)
+            cache = self._computed(tokens)
             for layer in cache.layers:
                 for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
                     if isinstance(tensor, torch.Tensor):

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Sequence as Seq
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -51,6 +52,10 @@ class Runner(Protocol):
 
     def bytes_per_token(self) -> dict[str, int]:
         """Bytes of keys and values per position, by device."""
+        ...
+
+    def probe(self) -> None:
+        """Compute a token that no sequence has. Raises what the model raises, if it is broken."""
         ...
 
 
@@ -105,13 +110,19 @@ class PackedRunner:
 
     ``row_multiple``: the packed row is padded to a multiple of so many tokens, with which the matrix
     multiplications of this machine give a row the same bits beside any other rows. "auto" measures it.
-    ``host_linear``: see :mod:`bigmodel.server.engine.compute.host_linear`.
+    ``host_linear``: see :mod:`bigmodel.server.engine.compute.host_linear`. ``layers``: that property of an earlier
+    runner of the same model, placed in the same way; None: a forward of one token measures it.
     """
 
     name = "packed"
 
     def __init__(
-        self, model: torch.nn.Module, *, row_multiple: int | str = "auto", host_linear: HostLinear = "auto"
+        self,
+        model: torch.nn.Module,
+        *,
+        row_multiple: int | str = "auto",
+        host_linear: HostLinear = "auto",
+        layers: tuple[tuple[str, int], ...] | None = None,
     ) -> None:
         register()
         model.set_attn_implementation(NAME)  # type: ignore[operator]
@@ -122,6 +133,8 @@ class PackedRunner:
             row_multiple = probe_row_multiple(model, self.device, linear_of(self.host_linear))
         self.row_multiple = int(row_multiple)
         self.adapters: Adapters | None = None
+        if layers is not None:
+            self.layers = layers  # in the place of the property's value
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, batch: Seq[ScheduledTokens]) -> list[torch.Tensor | None]:
@@ -207,24 +220,34 @@ class PackedRunner:
         return logits, len(cache.attended)
 
     def bytes_per_token(self) -> dict[str, int]:
-        """Bytes of keys and values per position, by device; measured by a forward of one token."""
+        """Bytes of keys and values per position, by device."""
         total: dict[str, int] = {}
-        for device, nbytes in self._layers_per_token():
+        for device, nbytes in self.layers:
             total[device] = total.get(device, 0) + nbytes
         return total
 
     def gathered_per_token(self) -> dict[str, int]:
         """Bytes per position of the largest layer, by accelerator: attention gathers those of one layer from pages."""
         largest: dict[str, int] = {}
-        for device, nbytes in self._layers_per_token():
+        for device, nbytes in self.layers:
             if torch.device(device).type != "cpu":
                 largest[device] = max(largest.get(device, 0), nbytes)
         return largest
 
-    def _layers_per_token(self) -> list[tuple[str, int]]:
-        """Device and bytes per position of each layer."""
+    @cached_property
+    def layers(self) -> tuple[tuple[str, int], ...]:
+        """Device and bytes per position of each layer; measured by a forward of one token."""
+        kv = self._computed()
+        layers = map(kv.layer, kv.layers())
+        return tuple((str(keys.device), (keys.nbytes + values.nbytes) // keys.shape[1]) for keys, values in layers)
+
+    def probe(self) -> None:
+        """See :meth:`Runner.probe`."""
+        self._computed()
+
+    def _computed(self) -> SequenceKV:
+        """Keys and values of one token."""
         kv = SequenceKV()
         kv.reserve(1)
         self._forward([0], [0], RaggedCache([Span(kv, 0, 0, 1, 1)]), [0])
-        layers = map(kv.layer, kv.layers())
-        return [(str(keys.device), (keys.nbytes + values.nbytes) // keys.shape[1]) for keys, values in layers]
+        return kv

@@ -142,6 +142,17 @@ def test_tied_parameters_stay_tied_when_a_module_moves() -> None:
     assert str(model[1].weight.device) == DEVICE
 
 
+@pytest.mark.parametrize(
+    "move", [lambda t: t.to("meta"), lambda t: t.to(device=torch.device("meta"), dtype=torch.half)]
+)
+def test_nothing_crosses_the_link_to_meta(move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensor = torch.ones(1000, device=DEVICE)
+    before = virtual.link(0).bytes_to_host
+    moved = move(tensor)
+    assert (moved.device.type, moved.shape) == ("meta", tensor.shape)
+    assert virtual.link(0).bytes_to_host == before
+
+
 def test_views_work_in_inference_mode() -> None:
     weight = torch.arange(6.0).view(2, 3).to(DEVICE)
     with torch.inference_mode():
