@@ -1,4 +1,4 @@
-"""The memory of a server's process: objects that stay for good, and what large requests leave behind.
+"""The memory of a server's process: what large requests leave behind goes back to the system.
 
 For a process that only serves: the settings are of the whole process.
 """
@@ -6,7 +6,6 @@ For a process that only serves: the settings are of the whole process.
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 from functools import cache
 from typing import Any
@@ -16,16 +15,6 @@ ARENAS = 2
 
 _M_ARENA_MAX = -8
 """Parameter of `mallopt` in the GNU C library (malloc.h)."""
-
-
-def keep_what_is_loaded() -> None:
-    """Exempt all objects that exist now from garbage collection, for as long as the process lives.
-
-    A full collection looks at every object of torch, transformers and the model, half a million, and no other thread
-    runs meanwhile: 0.4 s in which nobody is answered.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def return_freed_memory() -> None:

@@ -19,8 +19,9 @@ from uvicorn.config import LOGGING_CONFIG
 
 from bigmodel.errors import ServeError
 from bigmodel.server.http.client_limits import CONNECTIONS, HEADER_BYTES, BoundedProtocol, request_id
-from bigmodel.server.http.process_memory import keep_what_is_loaded, return_freed_memory, use_few_arenas
+from bigmodel.server.http.process_memory import return_freed_memory, use_few_arenas
 from bigmodel.server.http.state import ServerState
+from bigmodel.server.models.garbage import keep_what_is_loaded
 
 logger = logging.getLogger(__name__)
 

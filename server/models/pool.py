@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 from bigmodel.errors import BigModelError, ServeError
 from bigmodel.server.loading import Loading, LoadingCancelledError
+from bigmodel.server.models.garbage import collect, exemptions
 from bigmodel.server.models.policy import Key, LoadedShare, left_of, to_unload
-from bigmodel.server.models.running import RunningModel, collect, forget_frames
+from bigmodel.server.models.running import RunningModel, forget_frames
 from bigmodel.server.models.served import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -264,7 +265,7 @@ class ModelPool:
                 served.load(self.budgets, left, begin)
             except BaseException as error:
                 forget_frames(error)  # they hold what was loaded so far
-                collect()
+                collect(exemptions())
                 served.claimed = {}
                 raise
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import traceback
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
-from bigmodel.devices import release_cached_memory
 from bigmodel.dispatch import undispatch
 from bigmodel.server.answers.parsers.formats import AUTO, ModelFormats, formats_of
 from bigmodel.server.embedding_config import EmbeddingConfig, embedding_config
@@ -20,6 +18,7 @@ from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.sampling.grammar import GrammarCompiler
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.loading import Loaded
+from bigmodel.server.models.garbage import exemptions
 from bigmodel.server.models.weights import weight_bytes
 from bigmodel.server.text.codec import TextCodec
 from bigmodel.server.text.images import ImageSupport
@@ -36,6 +35,7 @@ class RunningModel:
         draft_model: The model that proposes tokens to it, if any.
         codec: Its tokenizer.
         engine: Its engine.
+        made: What `garbage.exemptions` was when it was made.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class RunningModel:
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> None:
+        self.made = exemptions()
         self.name = name
         self.codec = codec
         self.engine = engine
@@ -143,18 +144,6 @@ class RunningModel:
             if model is not None:
                 undispatch(model, "meta")  # without a copy of weights on the host; who holds a tensor holds no memory
         self.model = self.draft_model = None
-
-
-def collect() -> None:
-    """Collect garbage of models that were unloaded, and give memory that allocators keep back to their devices.
-
-    All objects are looked at, also those that `gc.freeze` has exempted: models were, once they were loaded.
-    """
-    frozen = gc.get_freeze_count() > 0
-    gc.unfreeze()
-    release_cached_memory()
-    if frozen:
-        gc.freeze()
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -16,8 +16,9 @@ from bigmodel.server.engine.budget import EngineOptions, claimed_bytes
 from bigmodel.server.engine.compute.choose_runner import RunnerChoice
 from bigmodel.server.engine.compute.encoder import generates
 from bigmodel.server.loading import Loaded, Loader, Loading, PlannedModel
+from bigmodel.server.models.garbage import collect
 from bigmodel.server.models.policy import Key, LoadedShare, fits, nearly_as_good
-from bigmodel.server.models.running import RunningModel, collect
+from bigmodel.server.models.running import RunningModel
 
 if TYPE_CHECKING:
     from bigmodel.plan import Plan
@@ -136,7 +137,7 @@ class ServedModel:
             with self._unloading:  # those that read it still have it; later ones do not see it
                 running.unload()
         finally:
-            collect()
+            collect(running.made)
             self.claimed = {}
 
     def _engine_options(self, loaded: Loaded) -> EngineOptions:

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 
 import psutil
 import pytest
 
-from bigmodel.server.http.process_memory import ARENAS, keep_what_is_loaded, return_freed_memory
+from bigmodel.server.http.process_memory import ARENAS, return_freed_memory
 from tests.preloaded import run
 
 BLOCK = 100_000  # bytes: below the size from which malloc maps each block by itself
-
-
-@pytest.mark.slow
-def test_collections_do_not_look_at_what_was_loaded() -> None:
-    frozen = gc.get_freeze_count()
-    loaded: list[object] = [[] for _ in range(10_000)]
-    try:
-        keep_what_is_loaded()
-        assert gc.get_freeze_count() >= frozen + len(loaded)
-        assert not any(each is loaded for each in gc.get_objects())
-    finally:
-        if not frozen:
-            gc.unfreeze()
 
 
 def test_memory_between_blocks_in_use_is_returned() -> None:
