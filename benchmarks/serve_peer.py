@@ -122,7 +122,7 @@ def serving(name: str, folder: Path, threads: int | None) -> Iterator[Server]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
-            _wait_until_healthy(name, process, port, log)
+            wait_until_ready(name, "ready" if name == OURS else "health", process, port, log)
             server = Server(name, process, port, folder.name if name == OURS else str(folder))
             server.seconds(ragged_jobs(2, seed=1, tokens=4))
             yield server
@@ -132,8 +132,8 @@ def serving(name: str, folder: Path, threads: int | None) -> Iterator[Server]:
             process.wait()
 
 
-def _wait_until_healthy(name: str, process: subprocess.Popen[bytes], port: int, log: object) -> None:
-    path = "ready" if name == OURS else "health"
+def wait_until_ready(name: str, path: str, process: subprocess.Popen[bytes], port: int, log: object) -> None:
+    """Wait until a server answers GET /PATH. Raises RuntimeError with its last line if it ends, or takes too long."""
     for _ in range(1200):
         # A server that is loading refuses connections or answers with an error; both raise here.
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}"):

@@ -21,7 +21,14 @@ def ask(question: str, folder: Path, *arguments: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
-    ["serve-throughput --tokens 4", "serve-http", "serve-latency --per-second 100", "serve-streamed", "serve-linear"],
+    [
+        "serve-throughput --tokens 4",
+        "serve-http",
+        "serve-latency --per-second 100",
+        "serve-streamed",
+        "serve-linear",
+        pytest.param("serve-swap", marks=pytest.mark.long),
+    ],
 )
 def test_it_answers(asked: str, tmp_path: Path) -> None:
     question, *options = asked.split()
