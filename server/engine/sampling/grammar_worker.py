@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -62,6 +63,12 @@ WALK_SECONDS = 0.3
 WHITESPACE = 4
 """Consecutive whitespace characters in an answer; with any number of them a model may never end."""
 
+
+# Texts and sets of characters in a grammar that xgrammar has written.
+_TEXT_OR_SET = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
+# The set for a string whose length is bounded, which has tabs and other control characters: these are not JSON.
+_BOUNDED = r"""[^\"\\\r\n]"""
+_BOUNDED_JSON = r"""[^\"\\\0-\x1f]"""
 
 _NOT_WITHIN = f"it is not compiled within {WAIT_SECONDS:g} seconds; describe less of the answer"
 
@@ -216,7 +223,7 @@ def _in_child(pipe: Connection, function: Callable[[], bytes], seconds: float) -
 def _compiled(xgrammar: Any, compiler: Any, schema: str, vocabulary_size: int, has_stops: bool) -> bytes:
     """Compile a schema and return the answer to the server."""
     try:
-        compiled = compiler.compile_json_schema(schema, max_whitespace_cnt=WHITESPACE)
+        compiled = compiler.compile_grammar(_grammar(xgrammar, schema))
         _try_masks(xgrammar, compiled, vocabulary_size, has_stops)
         grammar = compiled.serialize_json()
         if len(grammar) > GRAMMAR_BYTES:
@@ -226,6 +233,14 @@ def _compiled(xgrammar: Any, compiler: Any, schema: str, vocabulary_size: int, h
     except (RuntimeError, ValueError) as error:
         return _error(_last_line(error))
     return json.dumps({"grammar": grammar}).encode()
+
+
+def _grammar(xgrammar: Any, schema: str) -> Any:
+    """Return the grammar of a schema's answers, none of which has control characters in a string."""
+    grammar = xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=WHITESPACE)
+    written = str(grammar)
+    mended = _TEXT_OR_SET.sub(lambda part: _BOUNDED_JSON if part[0] == _BOUNDED else part[0], written)
+    return grammar if mended == written else xgrammar.Grammar.from_ebnf(mended)
 
 
 def _error(message: str) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from tests.server.live import MODEL
 
@@ -131,6 +132,35 @@ def test_a_grammar_without_a_possible_next_token_fails_with_a_reason() -> None:
 
 def test_a_property_may_be_named_like_a_keyword() -> None:
     compiler().compile({"type": "object", "properties": {"not": {"enum": [{"if": 1}]}}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "control"),
+    [
+        ({"type": "string", "maxLength": 2}, '"\t'),
+        ({"type": "string", "minLength": 1, "maxLength": 1}, '"\x1f'),
+        ({"type": "object", "properties": {"a\n": {"type": "string", "minLength": 1}}}, '{"a\\n":"\x00'),
+        ({"type": "object", "propertyNames": {"maxLength": 3}}, '{"\x0b'),
+    ],
+)
+def test_a_string_of_bounded_length_has_no_control_characters(schema: dict[str, Any], control: str) -> None:
+    state = compiler().compile(schema).state()
+    *before, last = tiny_tokenizer().encode(control)
+    for token in before:
+        state.advance(token)
+    scores = torch.zeros(261)
+    state.mask(scores)
+    assert scores[last] == -torch.inf
+    assert scores[tiny_tokenizer().encode("x")[0]] == 0
+
+
+def test_a_value_that_looks_like_a_grammar_is_written_as_it_is() -> None:
+    value = '[^\\"\\\\\\r\\n] "[^'
+    schema = {"type": "array", "prefixItems": [{"const": value}, {"type": "string", "maxLength": 2}], "minItems": 2}
+    state = compiler().compile(schema).state()
+    for token in tiny_tokenizer().encode(json.dumps([value, "ab"], separators=(",", ":"))):
+        state.advance(token)
+    assert state.complete
 
 
 def chat(url: str, response_format: dict[str, Any], **fields: Any) -> httpx.Response:
