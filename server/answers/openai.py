@@ -20,28 +20,38 @@ DONE = b"data: [DONE]\n\n"
 def usage(done: Done) -> dict[str, Any]:
     """OpenAI's usage object."""
     return {
-        "prompt_tokens": done.prompt_tokens,
-        "completion_tokens": done.completion_tokens,
-        "total_tokens": done.prompt_tokens + done.completion_tokens,
+        **_token_counts(done.prompt_tokens, done.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": done.cached_tokens},
     }
+
+
+def _token_counts(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 class Chunks:
     """Chunks of one answer. The common JSON of ``head`` is serialised once, not for every token.
 
-    With ``wants_usage`` a last chunk has the usage.
+    With ``wants_usage`` a last chunk has the usage, and with ``continuous_usage`` the others have that of their choice
+    up to them.
     """
 
-    def __init__(self, head: Mapping[str, Any], wants_usage: bool) -> None:
+    def __init__(self, head: Mapping[str, Any], wants_usage: bool, continuous_usage: bool) -> None:
         self._wants_usage = wants_usage
+        self._continuous_usage = continuous_usage
         self._head = json.dumps(head)[:-1]
         self._before = f'{self._head}, "choices": [{{"index": '
         self._after = '}], "usage": null}' if wants_usage else "}]}"
 
-    def of_choice(self, index: int, fields: str) -> bytes:
-        """A chunk of one choice; ``fields`` is the JSON of its members other than the index."""
-        return event(f"{self._before}{index}, {fields}{self._after}")
+    def of_choice(self, index: int, fields: str, prompt: int, completion: int) -> bytes:
+        """A chunk of one choice; ``fields`` is the JSON of its members other than the index.
+
+        ``prompt`` and ``completion``: tokens of the choice up to here.
+        """
+        after = self._after
+        if self._continuous_usage:
+            after = f'}}], "usage": {json.dumps(_token_counts(prompt, completion))}}}'
+        return event(f"{self._before}{index}, {fields}{after}")
 
     def closing(self, done: Done) -> bytes:
         """The usage chunk, if requested, and the end of the stream."""
@@ -68,6 +78,7 @@ class _CompletionChoice:
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
     reason: str | None = None
     echoed: bool = False
+    streamed: int = 0  # tokens
 
 
 class CompletionAnswer:
@@ -85,9 +96,10 @@ class CompletionAnswer:
         echo: bool,
         logprobs: bool,
         usage: bool,
+        continuous_usage: bool = False,
     ) -> None:
         self._head: dict[str, Any] = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
-        self._chunks = Chunks(self._head, usage)
+        self._chunks = Chunks(self._head, usage, continuous_usage)
         self._codec = codec
         self._echo = echo
         self._wants_logprobs = logprobs
@@ -110,7 +122,8 @@ class CompletionAnswer:
             logprobs = json.dumps(completion_logprobs(entries, tokens, self._codec, choice.offsets))
         reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
         fields = f'"text": {json.dumps(text)}, "logprobs": {logprobs}, "finish_reason": {reason}'
-        return self._chunks.of_choice(index, fields)
+        choice.streamed += len(delta.token_ids)
+        return self._chunks.of_choice(index, fields, len(choice.prompt), choice.streamed)
 
     def closing(self, done: Done) -> bytes:
         """The usage chunk, if requested, and the end of the stream."""
@@ -176,6 +189,7 @@ class _ChatChoice:
     calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reason: str | None = None
+    streamed: int = 0  # tokens
 
     def read(self, delta: Delta) -> list[AnswerPart]:
         """The parts of the answer in a delta; at the end also what the parser held back."""
@@ -198,7 +212,7 @@ class _ChatChoice:
 class ChatAnswer:
     """The answer to a chat of ``n`` choices; ``answer_format`` tells tool calls and reasoning from the content.
 
-    Reasoning is left out unless the answer ``shows_reasoning``.
+    Reasoning is left out unless the answer ``shows_reasoning``. ``prompt_tokens`` are shown with ``continuous_usage``.
     """
 
     def __init__(
@@ -213,9 +227,12 @@ class ChatAnswer:
         usage: bool,
         answer_format: AnswerFormat | None = None,
         shows_reasoning: bool = True,
+        prompt_tokens: int = 0,
+        continuous_usage: bool = False,
     ) -> None:
         self._head: dict[str, Any] = {"id": answer_id, "object": "chat.completion", "created": created, "model": model}
-        self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, usage)
+        self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, usage, continuous_usage)
+        self._prompt_tokens = prompt_tokens
         self._codec = codec
         self._wants_logprobs = logprobs
         self._format = answer_format
@@ -230,6 +247,7 @@ class ChatAnswer:
     def chunk(self, index: int, delta: Delta) -> bytes:
         """The events of a delta, one for each part of the answer; the finish reason is a chunk of its own."""
         choice = self._choices[index]
+        choice.streamed += len(delta.token_ids)
         pieces = [self._piece(choice, part) for part in self._shown(choice.read(delta))]
         if not pieces and delta.logprobs and self._wants_logprobs:
             pieces = ['{"content": ""}']  # text that is held back has log-probabilities all the same
@@ -269,7 +287,7 @@ class ChatAnswer:
 
     def _chunk(self, index: int, delta: str, logprobs: str, reason: str) -> bytes:
         fields = f'"delta": {delta}, "logprobs": {logprobs}, "finish_reason": {reason}'
-        return self._chunks.of_choice(index, fields)
+        return self._chunks.of_choice(index, fields, self._prompt_tokens, self._choices[index].streamed)
 
     def add(self, index: int, delta: Delta) -> None:
         """Collect a delta for :meth:`whole`."""

@@ -148,6 +148,7 @@ FewTokens = Annotated[list[TokenId], Field(max_length=MAX_BIASES, fail_fast=True
 
 class StreamOptions(Body):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class JsonSchema(Body):
@@ -219,3 +220,8 @@ class Sampling(Body):
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage up to it, as vLLM's have: with ``include_usage`` only."""
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats

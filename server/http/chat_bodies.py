@@ -37,8 +37,9 @@ Part = Annotated[
 
 
 class Message(Body):
-    """One message."""
+    """One message. Some clients, lm-eval up to 0.4.9 among them, give it the type "text", which says nothing."""
 
+    type: Literal["text"] | None = None
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | Annotated[list[Part], Field(fail_fast=True)] | None = None
     name: Text | None = None

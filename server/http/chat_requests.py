@@ -60,6 +60,8 @@ async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
             usage=body.include_usage,
             answer_format=prepared.form,
             shows_reasoning=body.include_reasoning,
+            prompt_tokens=len(prepared.request.prompt),
+            continuous_usage=body.continuous_usage,
         )
         return await prepared.answer(http, answer, stream=bool(body.stream))
 

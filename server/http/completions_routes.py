@@ -72,6 +72,7 @@ async def _completed(body: CompletionBody, http: HTTPRequest, model: RunningMode
         echo=echo,
         logprobs=body.logprobs is not None,
         usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
     )
     submit_all(engine, requests)
     end_turn(http)

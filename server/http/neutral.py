@@ -71,7 +71,6 @@ NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "ResponsesBody": {
         "context_management": ([],),
         "enable_response_messages": (False,),
-        "ignore_eos": (False,),
         "include_stop_str_in_output": (False,),
         "min_tokens": (0,),
         "priority": (0,),

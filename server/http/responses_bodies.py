@@ -218,6 +218,7 @@ class ResponsesBody(Body):
     tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(few_tools)] | None = None
     tool_choice: FunctionChoice | None = None
     parallel_tool_calls: bool = True
+    ignore_eos: bool = False
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     include: Annotated[list[Included], Field(max_length=8, fail_fast=True)] | None = None

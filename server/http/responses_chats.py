@@ -37,6 +37,7 @@ def chat_fields(body: ResponsesBody) -> dict[str, Any]:
         "messages": list(_messages(body)),
         "max_completion_tokens": body.max_output_tokens,
         "parallel_tool_calls": body.parallel_tool_calls,
+        "ignore_eos": body.ignore_eos,
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs,
         **{name: getattr(body, name) for name in ("model", "temperature", "top_p", "stream")},

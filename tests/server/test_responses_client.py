@@ -219,3 +219,9 @@ def test_what_cannot_be_is_refused_by_name(url: str, fields: dict[str, Any], par
     answer = httpx.post(f"{url}/v1/responses", json={"model": MODEL, "input": "hi", **fields})
     error = answer.json()["error"]
     assert (answer.status_code in (400, 413, 422), error["param"]) == (True, param), error
+
+
+def test_a_response_goes_on_behind_its_end_where_that_is_asked_for(hermes: openai.OpenAI) -> None:
+    for ignored in (False, True):
+        response = ask(hermes, max_output_tokens=30, extra_body={"ignore_eos": ignored})
+        assert (response.usage.output_tokens == 30, response.status == "incomplete") == (ignored, ignored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,3 +97,28 @@ def test_labels_change_nothing(url: str) -> None:
 )
 def test_what_cannot_be_is_refused_by_name(url: str, path: str, fields: dict[str, Any], param: str) -> None:
     assert refusal(url, path, **fields) == (400, param)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_usage_may_come_with_every_chunk(url: str, path: str) -> None:
+    for continuous in (True, False):
+        options = {"include_usage": True, "continuous_usage_stats": continuous}
+        lines = post(url, path, max_tokens=6, stream=True, stream_options=options).text.split("\n\n")
+        *chunks, last = (json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line)
+        counted = [chunk["usage"] and chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert last["usage"]["completion_tokens"] == 6
+        if continuous:
+            assert counted == sorted(counted)
+            assert chunks[-1]["usage"].items() <= last["usage"].items()
+        else:
+            assert set(counted) == {None}
+    lines = post(url, path, max_tokens=6, stream=True, stream_options={"continuous_usage_stats": True}).text
+    assert '"usage"' not in lines
+
+
+def test_a_message_may_have_a_type_that_says_nothing(url: str) -> None:
+    message = {"role": "user", "content": "hi"}
+    both = message, {**message, "type": "text"}
+    plain, typed = (post(url, CHAT, max_tokens=4, messages=[each]).json()["choices"] for each in both)
+    assert plain == typed
+    assert refusal(url, CHAT, messages=[{**message, "type": "image"}])[1] == "messages.0.type"

@@ -64,7 +64,7 @@ def test_a_whole_completion_equals_its_chunks(echo: bool) -> None:
         assert [part for chunk in chunks for part in chunk["logprobs"][key]] == value
 
 
-def chat(n: int = 1, **options: bool) -> ChatAnswer:
+def chat(n: int = 1, **options: Any) -> ChatAnswer:
     return ChatAnswer("chatcmpl-1", 7, "tiny", n, CODEC, **{"logprobs": False, "usage": False, **options})
 
 
@@ -147,3 +147,24 @@ def test_an_answer_that_is_nothing_but_calls_has_no_content() -> None:
     made.add(0, Delta(0, call, finish_reason="length"))
     (choice,) = made.whole(DONE)["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
+
+
+def test_chunks_have_the_usage_of_their_choice_up_to_them_where_that_is_asked_for() -> None:
+    text = completion(usage=True, continuous_usage=True)
+    talk = chat(n=2, usage=True, continuous_usage=True, prompt_tokens=3)
+    prompts = len(PROMPTS[0]), 3
+    for answer, prompt in zip((text, talk), prompts):
+        chunks = read(answer.opening())
+        for index in range(2):
+            chunks += read(answer.chunk(index, Delta(index, "a", (1,))))
+            chunks += read(answer.chunk(index, Delta(index, "bc", (2, 3), finish_reason="stop")))
+        for chunk in chunks:
+            written = "abc"[: chunk["usage"]["completion_tokens"]]
+            (choice,) = chunk["choices"]
+            said = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            assert written.endswith(said)
+            length = prompt if answer is talk or not choice["index"] else len(PROMPTS[1])
+            assert chunk["usage"]["prompt_tokens"] == length
+            assert chunk["usage"]["total_tokens"] == length + len(written)
+        assert [chunk["choices"][0]["finish_reason"] for chunk in chunks].count("stop") == 2
+        assert chunks[-1]["usage"]["completion_tokens"] == 3
