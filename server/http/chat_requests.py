@@ -134,8 +134,7 @@ async def chat_inputs(
     """Return the tokens of a conversation in the model's chat template, with `variables` that the body does not set.
 
     With images, there are other inputs of the model's forward, too; `fetch` brings images that are named by URL. 400
-    for variables that the template cannot have and for images that are not accepted, 413 for more than `longest`
-    tokens.
+    for variables that the template cannot have, for images that are not accepted, and for more than `longest` tokens.
     """
     check_template_variables(codec, body.chat_template_kwargs)
     tools = None if body.tool_choice == "none" else [tool.plain() for tool in body.tools or ()]
@@ -179,7 +178,7 @@ async def render(
 ) -> list[int]:
     """Return the tokens of messages in the chat template with its `arguments`.
 
-    400 when the template refuses them, 413 for more than `longest` tokens.
+    400 when the template refuses them, and for more than `longest` tokens.
     """
     if any(message.images for message in messages):
         raise bad_value("messages", "images are accepted in chats alone", code="unsupported_parameter")

@@ -88,7 +88,7 @@ def given_prompts(body: CompletionBody) -> list[Any]:
 async def completion_prompts(
     body: CompletionBody, codec: TextCodec, longest: int, run: OffLoop = off_loop
 ) -> list[list[int]]:
-    """Return the prompts of a completion as tokens; 413 for one of more than `longest`."""
+    """Return the prompts of a completion as tokens; 400 for one of more than `longest`."""
     prompts = []
     for one in given_prompts(body):
         if isinstance(one, str):

@@ -64,7 +64,7 @@ def _check_dimensions(body: EmbeddingsBody, width: int | None) -> None:
 def _texts(
     body: EmbeddingsBody, params: PoolingParams, codec: TextCodec, longest: int, run: OffLoop
 ) -> PooledTexts[Any]:
-    """Tokens of each input: 413 for one that is too long, unless it may be shortened."""
+    """Tokens of each input: 400 for one that is too long, unless it may be shortened."""
     wanted = body.truncate_prompt_tokens
     keep = None if wanted is None else longest if wanted == -1 else min(wanted, longest)
     given = body.inputs

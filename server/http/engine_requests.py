@@ -69,7 +69,7 @@ def make_request(
 async def encode_prompt(
     codec: TextCodec, text: str, special: bool, longest: int | None, field: str, run: OffLoop
 ) -> list[int]:
-    """Return the tokens of a text; 413 for more than `longest`. ``field`` is the body's name of it."""
+    """Return the tokens of a text; 400 for more than `longest`. ``field`` is the body's name of it."""
     try:
         return await run(len(text), lambda: codec.encode(text, add_special_tokens=special, longest=longest))
     except TooManyTokensError as error:
@@ -78,11 +78,13 @@ async def encode_prompt(
 
 
 def too_long(tokens: int, longest: int, field: str, least: str = "") -> APIError:
-    """413: a prompt of the body's ``field`` has more tokens than fit; ``least`` is what is said before their number."""
-    return APIError(
-        413,
-        f"the prompt has {least}{tokens} tokens; at most {longest} fit, with those to generate",
-        param=field,
+    """400: a prompt of the body's ``field`` has more tokens than fit; ``least`` is what is said before their number.
+
+    Clients know this failure, and shorten the conversation, by its status, its code, or the words "prompt is too long".
+    """
+    return bad_value(
+        field,
+        f"the prompt is too long: it has {least}{tokens} tokens; at most {longest} fit, with those to generate",
         code="context_length_exceeded",
     )
 
@@ -93,7 +95,7 @@ def token_limit(
     """Tokens to generate at most after ``prompt`` prompt tokens, with ``longest`` for both together.
 
     ``asked`` is :attr:`.bodies.Sampling.limit`; ``default`` replaces a missing value, None for as many as fit.
-    ``field`` is the body's name of its prompt. Raises 400 or 413 when prompt and output do not fit.
+    ``field`` is the body's name of its prompt. Raises 400 when prompt and output do not fit.
     """
     name, wanted = asked
     if prompt == 0:
@@ -105,7 +107,8 @@ def token_limit(
     if prompt + wanted > longest:
         raise bad_value(
             name,
-            f"{prompt} prompt tokens and {name}={wanted} make {prompt + wanted}; at most {longest} fit",
+            f"the prompt is too long for {name}={wanted}: with its {prompt} tokens they make {prompt + wanted}; "
+            f"at most {longest} fit",
             code="context_length_exceeded",
         )
     return wanted

@@ -1,11 +1,11 @@
 """Error responses: OpenAI's error object for every failure, with its status; Anthropic's under its paths.
 
 status  type                   when
-400     invalid_request_error  an invalid value, or an unsupported field (``param`` names it)
+400     invalid_request_error  an invalid value, an unsupported field, too long a prompt (``param`` names it)
 401     authentication_error   no key, or a wrong one
 404     invalid_request_error  no such model, file or batch, no such route
 409     invalid_request_error  a file that a batch needs, a batch that has ended
-413     invalid_request_error  body or prompt too long, no place for a file
+413     invalid_request_error  body too long, no place for a file
 422     invalid_request_error  a field missing or of the wrong type
 429     rate_limit_error       the queue is full, or a client's turn does not come; ``Retry-After`` says when to retry
 500     server_error           the engine failed during the request

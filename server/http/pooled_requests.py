@@ -19,7 +19,7 @@ from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams
 from bigmodel.server.http.client_limits import KEY, LATER
 from bigmodel.server.http.engine_requests import engine_id, submit_all
-from bigmodel.server.http.errors import APIError
+from bigmodel.server.http.errors import APIError, bad_value
 from bigmodel.server.http.parsing import OffLoop, in_thread
 from bigmodel.server.http.respond import JoinedRequests, unless_disconnected
 from bigmodel.server.http.state import state_of
@@ -188,7 +188,7 @@ async def _submit(engine: Engine, requests: list[Request], *, waits: bool, deadl
 
 
 def too_long(field: str, tokens: int, longest: int) -> APIError:
-    """413: a text has more tokens than the model takes."""
-    return APIError(
-        413, f"it has at least {tokens} tokens; at most {longest} fit", param=field, code="context_length_exceeded"
+    """400: a text has more tokens than the model takes."""
+    return bad_value(
+        field, f"it is too long: it has at least {tokens} tokens; at most {longest} fit", code="context_length_exceeded"
     )

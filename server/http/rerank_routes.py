@@ -69,7 +69,7 @@ def _check_scores(model: RunningModel) -> None:
 
 
 def _pairs(body: RerankBody, codec: TextCodec, longest: int, run: OffLoop) -> PooledTexts[str]:
-    """The query with each document; 413 for a pair that is too long, unless documents may be shortened."""
+    """The query with each document; 400 for a pair that is too long, unless documents may be shortened."""
 
     def pair(number: int, text: str) -> PooledText:
         if body.max_tokens_per_doc is not None:

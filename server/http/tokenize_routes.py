@@ -22,7 +22,7 @@ router = APIRouter(route_class=JSONRoute)
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeBody, http: HTTPRequest) -> Response:
-    """The tokens of a text, or of a conversation in the model's chat template; 413 for more than the context has."""
+    """The tokens of a text, or of a conversation in the model's chat template; 400 for more than the context has."""
     async with state_of(http).model(http, body.model, generating=False) as model:
         longest, codec = model.engine.core.max_length, model.codec
     run = in_turn(http)
@@ -49,7 +49,7 @@ async def _chat_tokens(body: TokenizeBody, codec: TextCodec, longest: int, run: 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, http: HTTPRequest) -> dict[str, str]:
-    """The text of tokens, special ones included; 413 for more than the context has."""
+    """The text of tokens, special ones included; 400 for more than the context has."""
     async with state_of(http).model(http, body.model, generating=False) as model:
         longest, codec = model.engine.core.max_length, model.codec
     highest = max(body.tokens, default=0)

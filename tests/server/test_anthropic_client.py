@@ -260,7 +260,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"temperature": 1.5}, 400, "invalid_request_error", "temperature"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "messages"),
-        ({"messages": [{"role": "user", "content": "x" * 5000}]}, 413, "request_too_large", "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "invalid_request_error", "messages"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, 400, "invalid_request_error", "tool_choice"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tool_choice"),
         ({"tools": [TIME, TIME]}, 400, "invalid_request_error", "tools.1.name"),

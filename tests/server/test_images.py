@@ -263,10 +263,10 @@ def test_a_placeholder_in_a_text_is_no_image(sees: str) -> None:
     assert chat(sees, "hello").status_code == 200
 
 
-@pytest.mark.parametrize(("length", "status"), [(235, 400), (300, 413), (1_000_000, 413)])
-def test_a_prompt_beyond_the_context_is_refused(sees: str, length: int, status: int) -> None:
+@pytest.mark.parametrize("length", [235, 300, 1_000_000])
+def test_a_prompt_beyond_the_context_is_refused(sees: str, length: int) -> None:
     answer = chat(sees, [text("q" * length), part(data_url(picture(1)))])
-    assert answer.status_code == status
+    assert answer.status_code == 400
     assert "at most 255 fit" in answer.json()["error"]["message"]
 
 

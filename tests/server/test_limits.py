@@ -55,7 +55,7 @@ def slow_model(delay: float) -> Any:
         ({"prompt": [100000]}, 400, "prompt"),
         ({"prompt": 7}, 422, "prompt"),
         ({"prompt": "\ud800"}, 400, "prompt"),
-        ({"prompt": "x" * 3000}, 413, "prompt"),
+        ({"prompt": "x" * 3000}, 400, "prompt"),
         ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({"suffix": "end"}, 400, "suffix"),
         ({"best_of": 3}, 400, "best_of"),

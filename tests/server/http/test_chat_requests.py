@@ -42,7 +42,7 @@ def test_logprobs_are_returned_only_on_request(url: str) -> None:
 
 def test_a_conversation_longer_than_the_context_is_refused(url: str) -> None:
     long = [{"role": "user", "content": "a" * 2000}]
-    assert refusal(url, CHAT, messages=long) == (413, "messages")
+    assert refusal(url, CHAT, messages=long) == (400, "messages")
 
 
 @pytest.mark.anyio

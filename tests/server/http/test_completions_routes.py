@@ -92,5 +92,5 @@ async def test_a_prompt_beyond_the_context_is_refused_without_tokenising_all_of_
     )
     with pytest.raises(APIError, match="at most 40 fit") as refused:
         await completion_prompts(completion(prompt), CODEC, 40)
-    assert (refused.value.status, refused.value.param) == (413, "prompt")
+    assert (refused.value.status, refused.value.param) == (400, "prompt")
     assert sum(lengths) < 1000

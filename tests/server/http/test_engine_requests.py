@@ -45,11 +45,13 @@ def test_max_tokens_default_to_the_rest_of_the_context(
     assert token_limit(("max_tokens", asked), default, prompt, 32) == limit
 
 
-@pytest.mark.parametrize(("asked", "prompt", "status"), [(23, 10, 400), (None, 32, 413), (0, 33, 413), (5, 0, 400)])
-def test_values_that_do_not_fit_are_refused(asked: int | None, prompt: int, status: int) -> None:
+@pytest.mark.parametrize(("asked", "prompt", "long"), [(23, 10, True), (None, 32, True), (0, 33, True), (5, 0, False)])
+def test_values_that_do_not_fit_are_refused(asked: int | None, prompt: int, long: bool) -> None:
     with pytest.raises(APIError) as refused:
         token_limit(("max_tokens", asked), None, prompt, 32)
-    assert refused.value.status == status
+    assert refused.value.status == 400
+    assert (refused.value.code == "context_length_exceeded") == long
+    assert ("prompt is too long" in refused.value.message) == long
 
 
 def test_the_field_that_exceeds_the_context_is_named() -> None:
