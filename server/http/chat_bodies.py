@@ -153,7 +153,8 @@ class ChatBody(Sampling, TemplateFields):
             raise disagrees("tool_choice", f"'{self.tool_choice.function.name}' is not among the tools")
         if self.tool_choice == "required" and not given:
             raise disagrees("tool_choice", "is 'required', but there are no tools")
-        if self.functions and self.response_format is not None and self.response_format.type != "text":
+        held = self.response_format is not None and self.response_format.type != "text"
+        if held and self.functions and not self.call_required:  # an answer of calls alone has no text to be held
             raise disagrees("response_format", "is not supported together with tools; set tool_choice to 'none'")
         return self
 

@@ -241,3 +241,13 @@ def test_a_schema_that_cannot_be_held_is_refused(url: str) -> None:
     body = {"model": MODEL, "messages": MESSAGES, "tools": [tool], "tool_choice": "required"}
     error = httpx.post(f"{url}/v1/chat/completions", json=body).json()["error"]
     assert (error["param"], "'not' is not supported" in error["message"]) == ("tools", True)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_an_answer_of_calls_alone_has_no_text_that_a_format_could_hold(url: str, choice: Any) -> None:
+    pytest.importorskip("xgrammar", reason="xgrammar is not installed")
+    form = {"type": "json_schema", "json_schema": {"name": "other", "schema": {"type": "integer"}}}
+    given = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 300, "temperature": 1}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        plain, held = (ask(client, **given, **more, seed=1).choices[0] for more in ({}, {"response_format": form}))
+    assert (held.finish_reason, calls_of(held.message)) == ("tool_calls", calls_of(plain.message))
