@@ -8,6 +8,7 @@
 #                    with bigmodel in accelerate's place,
 #                    and transformers' own of a checkout that TRANSFORMERS_SOURCE names; then those here that need
 #                    diffusers, trl, lm-eval and sentence-transformers
+# make clients       the server's tests with clients of other projects (litellm, langchain, guidellm and others), fetched
 # make lint          ruff, mypy --strict, import-linter
 # make docs          the guide and the API, built strictly into site/
 # make test-oldest   the fast tests of planning and dispatching with the oldest PyTorch allowed, make test-newest the newest
@@ -19,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test zoo compat lint docs test-oldest test-newest clean
+.PHONY: demo test zoo compat clients lint docs test-oldest test-newest clean
 .DELETE_ON_ERROR:
 
 # The stamps are written last: an interrupted environment has none. One that was broken later is found here.
@@ -55,6 +56,9 @@ compat: $(VENV)/.ready-test
 	-$(PIP) install --quiet --constraint constraints.txt diffusers trl lm-eval sentence-transformers
 	$(BIN)/python -m pytest tests/compat/test_other_libraries.py -v -rs
 
+clients: $(VENV)/.ready-test
+	$(PYTHON) tests/clients.py
+
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -85,4 +89,4 @@ $(VENV)/.ready-docs: $(VENV)/.ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest build site *.egg-info
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-clients .venv-clients-llama-index build site *.egg-info

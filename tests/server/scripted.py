@@ -15,25 +15,37 @@ from tests.server.tiny import fresh_tokenizer, tiny_model
 _WIDTH = 320  # more than there are tokens: each has a direction of its own
 
 
-def scripted_app(script: Sequence[str], *, special: Sequence[str] = (), template: str = "", **settings: Any) -> Any:
+def scripted_app(
+    script: Sequence[str],
+    *,
+    special: Sequence[str] = (),
+    template: str = "",
+    after_tools: Sequence[str] = (),
+    **settings: Any,
+) -> Any:
     """The server over a model that answers every chat with the pieces of `script`, which are distinct.
 
     ``special``: those of them that are special tokens. ``template``: what the chat template has beside its messages,
-    in a comment.
+    in a comment. ``after_tools``: pieces, other ones, of the answer to a chat whose last message is a tool's.
     """
-    assert len(set(script)) == len(script)
+    pieces = [*script, *after_tools]
+    assert len(set(pieces)) == len(pieces)
     tokenizer = fresh_tokenizer()
-    tokenizer.add_tokens([AddedToken(piece, special=piece in special, normalized=False) for piece in script])
+    tokenizer.add_tokens([AddedToken(piece, special=piece in special, normalized=False) for piece in pieces])
     tokenizer.chat_template += "{# " + template + " #}"
-    ids = [tokenizer.convert_tokens_to_ids(piece) for piece in script]
-    begin = tokenizer.encode(">")[-1]  # the last token of each prompt
+    scripts = {">": script}  # by the last character of a prompt, which is a token
+    if after_tools:
+        tokenizer.chat_template += "{% if messages[-1]['role'] == 'tool' %}~{% endif %}"
+        scripts["~"] = after_tools
     model = tiny_model(layers=1, vocab_size=len(tokenizer), hidden_size=_WIDTH, eos_token_id=tokenizer.eos_token_id)
     with torch.no_grad():
         model.model.layers[0].self_attn.o_proj.weight.zero_()
         model.model.layers[0].mlp.down_proj.weight.zero_()
         model.model.embed_tokens.weight.copy_(torch.eye(len(tokenizer), _WIDTH))
         model.lm_head.weight.zero_()
-        for before, after in zip([begin, *ids], [*ids, tokenizer.eos_token_id]):
-            model.lm_head.weight[after, before] = 10.0
+        for begin, pieces in scripts.items():
+            ids = [tokenizer.convert_tokens_to_ids(piece) for piece in pieces]
+            for before, after in zip([tokenizer.encode(begin)[-1], *ids], [*ids, tokenizer.eos_token_id]):
+                model.lm_head.weight[after, before] = 10.0
     options = EngineOptions(kv_bytes=64 << 20, max_sequences=4)
     return create_app(model, tokenizer, settings=Settings(MODEL, engine=options, **settings))
