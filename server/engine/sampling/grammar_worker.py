@@ -64,11 +64,17 @@ WHITESPACE = 4
 """Consecutive whitespace characters in an answer; with any number of them a model may never end."""
 
 
-# Texts and sets of characters in a grammar that xgrammar has written.
-_TEXT_OR_SET = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
+# Texts, sets of characters, and strings of bounded length, in a grammar that xgrammar has written.
+_PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|(\w+_characters)\{(\d+), (\d+)\}')
 # The set for a string whose length is bounded, which has tabs and other control characters: these are not JSON.
 _BOUNDED = r"""[^\"\\\r\n]"""
 _BOUNDED_JSON = r"""[^\"\\\0-\x1f]"""
+
+BLOCK = 32
+"""Characters of a bounded string that are counted at once: a compiled grammar grows with their square."""
+
+MOST_BLOCKS = 512
+"""Longer strings are not counted in blocks: they compile to more than `GRAMMAR_BYTES` either way."""
 
 _NOT_WITHIN = f"it is not compiled within {WAIT_SECONDS:g} seconds; describe less of the answer"
 
@@ -236,11 +242,35 @@ def _compiled(xgrammar: Any, compiler: Any, schema: str, vocabulary_size: int, h
 
 
 def _grammar(xgrammar: Any, schema: str) -> Any:
-    """Return the grammar of a schema's answers, none of which has control characters in a string."""
+    """Return the grammar of a schema's answers: without control characters in strings, and with long strings counted in
+    blocks."""
     grammar = xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=WHITESPACE)
+    rules: dict[str, str] = {}
+
+    def mended(piece: re.Match[str]) -> str:
+        if piece[1] is not None:
+            return _in_blocks(piece[1], int(piece[2]), int(piece[3]), rules) or piece[0]
+        return _BOUNDED_JSON if piece[0] == _BOUNDED else piece[0]
+
     written = str(grammar)
-    mended = _TEXT_OR_SET.sub(lambda part: _BOUNDED_JSON if part[0] == _BOUNDED else part[0], written)
-    return grammar if mended == written else xgrammar.Grammar.from_ebnf(mended)
+    text = _PIECE.sub(mended, written)
+    if text == written:
+        return grammar
+    return xgrammar.Grammar.from_ebnf("\n".join([text, *(f"{name} ::= {rule}" for name, rule in rules.items()), ""]))
+
+
+def _in_blocks(one: str, least: int, most: int, rules: dict[str, str]) -> str:
+    """Return `least` to `most` of the rule ``one`` as an expression, with what it needs in `rules`; "" where few are
+    counted."""
+    blocks, rest = divmod(most - least, BLOCK)
+    if not 2 <= blocks <= MOST_BLOCKS:
+        return ""
+    rules[f"{one}_block"] = f"{one}{{{BLOCK}, {BLOCK}}}"
+    rules[f"{one}_{rest}_0"] = f"{one}{{0, {rest}}}" if rest else '""'
+    for number in range(1, blocks + 1):  # a whole block and those behind it, or less than a block
+        rules[f"{one}_{rest}_{number}"] = f"({one}_block {one}_{rest}_{number - 1}) | ({one}{{0, {BLOCK - 1}}})"
+    first = f"{one}{{{least}, {least}}} " if least else ""
+    return f"{first}{one}_{rest}_{blocks}"
 
 
 def _error(message: str) -> bytes:

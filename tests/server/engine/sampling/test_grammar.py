@@ -154,8 +154,23 @@ def test_a_string_of_bounded_length_has_no_control_characters(schema: dict[str, 
     assert scores[tiny_tokenizer().encode("x")[0]] == 0
 
 
+@pytest.mark.parametrize(("least", "most"), [(0, 5), (0, 64), (3, 70), (0, 200), (40, 1000), (100, 100)])
+def test_a_string_has_as_many_characters_as_its_schema_says(least: int, most: int) -> None:
+    member = {"type": "string", "minLength": least, "maxLength": most}
+    schema = {"type": "object", "properties": {"a": member, "b": member}, "required": ["a", "b"]}
+    grammar = compiler().compile(schema)
+    quote, letter = tiny_tokenizer().encode('"x')
+    for length in {0, least - 1, least, (least + most) // 2, most - 1, most} - {-1}:
+        state = grammar.state()
+        for token in tiny_tokenizer().encode('{"a":"' + "x" * length):
+            state.advance(token)
+        scores = torch.zeros(261)
+        state.mask(scores)
+        assert (bool(scores[quote] == 0), bool(scores[letter] == 0)) == (length >= least, length < most)
+
+
 def test_a_value_that_looks_like_a_grammar_is_written_as_it_is() -> None:
-    value = '[^\\"\\\\\\r\\n] "[^'
+    value = '[^\\"\\\\\\r\\n] "[^ root_characters{0, 500}'
     schema = {"type": "array", "prefixItems": [{"const": value}, {"type": "string", "maxLength": 2}], "minItems": 2}
     state = compiler().compile(schema).state()
     for token in tiny_tokenizer().encode(json.dumps([value, "ab"], separators=(",", ":"))):
