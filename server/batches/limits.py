@@ -17,7 +17,7 @@ class BatchLimits:
         file_bytes: Bytes of a file that is uploaded.
         total_bytes: Bytes of all files, answers that are being written included.
         files: Files, those that are being written included.
-        share: Of both, what the files of one key may have, so that others have the rest.
+        share: Of both, what the files of one key may have: others have the rest.
         lines: Requests of a batch.
         line_bytes: Bytes of one of them.
         custom_id_chars: Characters of its name.
@@ -29,7 +29,7 @@ class BatchLimits:
     file_bytes: int = 200 << 20
     total_bytes: int = STORE_BYTES
     files: int = 2_000
-    share: float = 0.5
+    share: float = 1.0
     lines: int = 50_000
     line_bytes: int = 16 << 20
     custom_id_chars: int = 512

@@ -36,7 +36,7 @@ def batches_of(app: ASGIApp, state: ServerState) -> Batches:
     settings = state.settings
     return Batches(
         settings.batch_folder,
-        BatchLimits(total_bytes=settings.batch_folder_bytes),
+        BatchLimits(total_bytes=settings.batch_folder_bytes, share=0.5 if len(settings.named_keys) > 1 else 1.0),
         BatchCalls(app, state),
         may_begin=partial(may_begin, state),
         check_bounds=partial(check_bounds, values=_MOST_VALUES, string_bytes=_MOST_STRING),

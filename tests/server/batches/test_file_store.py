@@ -81,8 +81,8 @@ def test_there_are_so_many_files_at_most(tmp_path: Path) -> None:
     files.begin("")
 
 
-def test_one_key_has_half_of_the_bytes_and_files_at_most(tmp_path: Path) -> None:
-    files = file_store(tmp_path, total_bytes=20, files=8)
+def test_one_key_has_its_share_of_the_bytes_and_files_at_most(tmp_path: Path) -> None:
+    files = file_store(tmp_path, total_bytes=20, files=8, share=0.5)
     first = kept(files, b"x" * 6, "alice")
     pending = files.begin("alice")
     pending.write(b"x" * 4)
@@ -95,7 +95,7 @@ def test_one_key_has_half_of_the_bytes_and_files_at_most(tmp_path: Path) -> None
         kept(files, b"", "alice")
     with pytest.raises(StoreFullError, match="this key has 4 files"):
         files.begin("alice")
-    again = file_store(tmp_path, total_bytes=20, files=8)
+    again = file_store(tmp_path, total_bytes=20, files=8, share=0.5)
     with pytest.raises(StoreFullError, match="this key has 4 files"):
         again.begin("alice")
     kept(again, b"x" * 5, "carol")

@@ -139,3 +139,9 @@ def test_a_server_that_shuts_down_or_is_a_replica_takes_none() -> None:
     with serving(tiny_app(batches=False)) as url, httpx.Client(base_url=f"{url}/v1") as client:
         for path in ("/files", "/batches", "/batches/batch_1"):
             assert client.get(path).json()["error"]["code"] == "unsupported_endpoint"
+
+
+@pytest.mark.parametrize(("keys", "share"), [((), 1.0), (("alice",), 1.0), (("alice", "bob"), 0.5)])
+def test_one_of_several_keys_leaves_half_of_the_place_to_others(keys: tuple[str, ...], share: float) -> None:
+    app = tiny_app(api_keys=keys)
+    assert app.state.server.batches.limits.share == share
