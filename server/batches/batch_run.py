@@ -168,7 +168,7 @@ class BatchRun:
             if number >= len(requests) or number in answers.done:
                 continue
             custom_id = requests.read(number).custom_id
-            async with tools.quarantine.alone():
+            async with tools.quarantine.alone:
                 if ends < MOST_ENDS:
                     logger.warning("%s: the process ended during '%s'; it is asked again, alone", self._id, custom_id)
                     await self._answer_one(number)

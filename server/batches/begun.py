@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 MOST_ENDS = 3
@@ -58,19 +56,17 @@ class Quarantine:
 
     Args:
         batches: The ids of the batches that have some.
+
+    Attributes:
+        alone: Held while one of them is answered.
     """
 
     def __init__(self, batches: set[str]) -> None:
+        self.alone = asyncio.Lock()
         self._batches = batches
-        self._alone = asyncio.Lock()
         self._over = asyncio.Event()
-        self.leave("")
-
-    @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        """The time in which one of them is answered."""
-        async with self._alone:
-            yield
+        if not batches:
+            self._over.set()
 
     def leave(self, batch_id: str) -> None:
         """A batch has no more of them."""

@@ -261,11 +261,12 @@ class ModelPool:
             return not self._closed
 
         def load() -> None:
+            made = exemptions()
             try:
                 served.load(self.budgets, left, begin)
             except BaseException as error:
                 forget_frames(error)  # they hold what was loaded so far
-                collect(exemptions())
+                collect(made)
                 served.claimed = {}
                 raise
 

@@ -17,7 +17,11 @@ from tests.server.batches.running import Route, batches_in, begun, content, curr
 
 @pytest.mark.anyio
 async def test_every_request_is_answered_a_few_at_once(batches: Batches, route: Route) -> None:
-    batch = await ended(batches, await begun(batches, prompts(*range(20)), "alice"))
+    route.left = 0
+    batch = await begun(batches, prompts(*range(20)), "alice")
+    await until(lambda: route.running == 3)
+    route.left = 1000
+    batch = await ended(batches, batch)
     assert (batch.status, batch.total, batch.completed, batch.failed) == ("completed", 20, 20, 0)
     assert texts(batches, batch) == {f"name {number}": str(number) for number in range(20)}
     assert (batch.error_file_id, batch.model) == (None, "tiny")
