@@ -1,4 +1,5 @@
-"""Pinned memory takes the bytes of the plan: while a checkpoint is loaded, and while gradients come to the host."""
+"""Pinned memory takes the bytes of the plan: for weights, while a checkpoint is loaded, and while gradients come to the
+host."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from torch import nn
 
 from bigmodel.checkpoint import save_model
 from bigmodel.devices import virtual
+from bigmodel.devices.pinned import PAGE, is_pinned
 from bigmodel.dispatch import dispatch_model, load_checkpoint_and_dispatch, undispatch
+from bigmodel.limits import HOST_ALIGNMENT
 from bigmodel.plan import Plan, plan, plan_training
 from bigmodel.profile import profile_model
 
@@ -33,8 +36,8 @@ class Pinned:
         self.peak = 0
         monkeypatch.setattr(virtual.pinned_memory, "empty", self._empty)
 
-    def _empty(self, nbytes: int) -> torch.Tensor:
-        found = self._allocate(nbytes)
+    def _empty(self, nbytes: int, rounded: bool = True) -> torch.Tensor:
+        found = self._allocate(nbytes, rounded)
         self.peak = max(self.peak, self.now)
         return found
 
@@ -55,6 +58,20 @@ def small_llama() -> nn.Module:
 
 def planned(budgets: dict[Any, int]) -> Plan:
     return plan(profile_model(small_llama(), context_length=16, new_tokens=2, device_type="virtual"), budgets)
+
+
+@pytest.mark.parametrize("make", [small_llama, mixtral])
+def test_streamed_weights_pin_their_bytes_and_not_up_to_twice_as_many(make: Any, pinned: Pinned) -> None:
+    weights = sum(each.nbytes for each in make().parameters())
+    found = plan(
+        profile_model(make(), context_length=16, new_tokens=2, device_type="virtual"),
+        {0: int(0.6 * weights), "cpu": 10 * weights},
+    )
+    assert found.streamed
+    model = dispatch_model(make(), found)
+    parameters = [each for each in model.parameters() if is_pinned(each)]
+    asked = sum(each.nbytes for each in parameters)
+    assert 0 < asked <= pinned.now < asked + (PAGE + HOST_ALIGNMENT) * len(parameters)
 
 
 @pytest.mark.parametrize("devices", [1, 2])

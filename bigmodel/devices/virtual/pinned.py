@@ -1,4 +1,4 @@
-"""Pinned host memory for virtual accelerators, rounded up as CUDA's host allocator does.
+"""Pinned host memory for virtual accelerators, rounded up as PyTorch's allocator does it, or CUDA if registered.
 
 PyTorch's own pinned memory belongs to the machine's accelerator, so it does not know of it.
 """
@@ -24,10 +24,12 @@ class _Pinned(weakref.ref[Any]):
     Attributes:
         begin: Its first address.
         nbytes: Bytes that the tensor asked for.
+        reserved: Bytes that were pinned for it.
     """
 
     begin: int
     nbytes: int
+    reserved: int
 
 
 class PinnedMemory:
@@ -52,19 +54,24 @@ class PinnedMemory:
 
     @property
     def reserved(self) -> int:
-        """Bytes that were pinned for them: each tensor takes a power of two."""
+        """Bytes that were pinned for them."""
         with self._lock:
             self._forget_gone()
-            return sum(pinned_bytes(each.nbytes) for each in self._alive.values())
+            return sum(each.reserved for each in self._alive.values())
 
-    def empty(self, nbytes: int) -> torch.Tensor:
-        """Return a new pinned tensor of `nbytes` uint8, aligned to pages."""
+    def empty(self, nbytes: int, rounded: bool = True) -> torch.Tensor:
+        """Return a new pinned tensor of `nbytes` uint8, aligned to pages.
+
+        It takes a power of two if `rounded`, as PyTorch's allocator of pinned memory does it; else whole pages, as
+        memory that is registered with CUDA.
+        """
         memory = np.empty(max(nbytes, 1) + PAGE, dtype=np.uint8)
         whole = torch.from_numpy(memory)
         with self._lock:
             self._forget_gone()
             pinned = _Pinned(memory, self._gone.append)
             pinned.begin, pinned.nbytes = whole.data_ptr() + -whole.data_ptr() % PAGE, nbytes
+            pinned.reserved = pinned_bytes(nbytes) if rounded else -(-nbytes // PAGE) * PAGE
             self._begins = []  # invalid until it is rebuilt
             self._alive[pinned.begin] = pinned
             self._begins = sorted(self._alive)

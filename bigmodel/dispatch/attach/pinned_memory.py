@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from ...devices.pinned import copies_from_pinned, pinned_bytes
+from ...devices.pinned import copies_from_pinned, registered_bytes
 
 
 class PinnedBudget:
-    """Counts the bytes of host memory that are pinned while a model is dispatched, rounded up as they are allocated.
+    """Counts the bytes of host memory that are pinned while a model is dispatched, rounded up to pages.
 
     Args:
         device: Target of the copies; nothing is pinned for one that does not benefit from it.
         limit: Bytes that may be pinned, from the plan.
-        spare: Bytes that the host may hold beyond what is asked for, since pinned memory is rounded up; None: any.
+        spare: Bytes that the host may hold beyond what is asked for, since pinned memory takes whole pages; None: any.
 
     Attributes:
         left: Bytes that may still be pinned.
@@ -25,7 +25,7 @@ class PinnedBudget:
 
     def take(self, *nbytes: int) -> bool:
         """Return whether tensors of `nbytes` each may be pinned, and count them if so."""
-        taken = sum(map(pinned_bytes, nbytes))
+        taken = sum(map(registered_bytes, nbytes))
         beyond = taken - sum(nbytes)
         if taken > self.left or (self._spare is not None and beyond > self._spare):
             return False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...devices.pinned import is_pinned, pinned_copy
+from ...devices.pinned import is_pinned, pinned_weights
 from ..weights.block import Block, HostTensor
 from ..weights.fused_view import FusedView, PartOfTensor, lies_on_disk
 from ..weights.layout import Layout, Place
@@ -122,7 +122,7 @@ class ExpertLayer:
         """Move fused tensors that are in memory into pinned memory; Parameters stay the same objects."""
         for tensor in self.in_memory:
             if not is_pinned(tensor):
-                tensor.data = pinned_copy(tensor.data)
+                tensor.data = pinned_weights(tensor.data)
 
 
 def _parts(value: torch.Tensor, expert: int) -> list[PartOfTensor]:

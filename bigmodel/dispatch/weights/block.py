@@ -20,7 +20,7 @@ from ...checkpoint import mapped_region
 from ...devices import HOST
 from ...devices.forks import new_rlock
 from ...devices.nested import storage_of
-from ...devices.pinned import empty_host, is_pinned
+from ...devices.pinned import empty_weights, is_pinned
 from ...errors import DispatchError
 from .layout import Layout
 from .outside_use import EXPOSURES, host_value, is_given_out, is_marked, mark_offloaded
@@ -152,7 +152,7 @@ class Block:
 
         Parameters stay the same objects. Not for tensors that are cast, tied to other blocks or in a mapped file.
         """
-        packed = empty_host(self.layout.nbytes, pin)
+        packed = empty_weights(self.layout.nbytes, pin)
         for tensor, view in zip(self.tensors, self.layout.views(packed)):
             view.copy_(host_value(tensor.value))
             tensor.value.data = view

@@ -16,7 +16,7 @@ import torch
 from ...checkpoint import is_untouched, release
 from ...checkpoint.write import Outgoing, offload
 from ...devices import HOST
-from ...devices.pinned import empty_host
+from ...devices.pinned import empty_weights
 from .block import Block, HostTensor, content_version
 from .outside_use import host_value, is_given_out
 from .packing import Packing, WeightError
@@ -57,7 +57,7 @@ class QuantizedBlock(Block):
         kinds = [_kind(tensor, packing) for tensor, packing in zip(self.tensors, self.packings)]
         carried = [HostTensor(torch.empty(shape, dtype=dtype, device="meta"), dtype) for dtype, shape in kinds]
         carrier = Block(self.name, carried)
-        carrier.packed = empty_host(carrier.layout.nbytes, pin)
+        carrier.packed = empty_weights(carrier.layout.nbytes, pin)
         for tensor, view in zip(carried, carrier.layout.views(carrier.packed)):
             tensor.value = view
         self.carrier = carrier

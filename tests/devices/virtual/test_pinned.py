@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bigmodel.devices import virtual
-from bigmodel.devices.pinned import empty_host, is_pinned, pinned_copy
+from bigmodel.devices.pinned import empty_host, empty_weights, is_pinned, pinned_copy, registered_bytes
 from bigmodel.devices.virtual.pinned import PinnedMemory, pinned_bytes
 
 from ...dispatch.interrupting import interrupted_at
@@ -31,6 +31,14 @@ def test_what_is_pinned_is_known_and_rounded_up_to_a_power_of_two() -> None:
     assert virtual.pinned_memory.requested - before[1] == 5000
     del memory
     assert (virtual.pinned_memory.reserved, virtual.pinned_memory.requested) == before
+
+
+def test_memory_of_weights_is_rounded_up_to_pages_only() -> None:
+    before = virtual.pinned_memory.reserved
+    memory = empty_weights(5 * 4096 + 1, pin=True)
+    assert is_pinned(memory)
+    assert len(memory) == 5 * 4096 + 1
+    assert virtual.pinned_memory.reserved - before == registered_bytes(len(memory)) == 6 * 4096
 
 
 def test_a_copy_in_pinned_memory_is_contiguous_and_equal() -> None:
