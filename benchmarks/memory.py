@@ -119,7 +119,7 @@ def load_and_generate(
 
     if threads:
         torch.set_num_threads(threads)
-    models.warm_up()
+    models.warm_up(device=device)
     budgets = _budgets(model, device, max_memory)
     unmeasured = missing_counters()
     measured = [*accelerators(), *([] if unmeasured else ["cpu"])]

@@ -33,8 +33,11 @@ def without_stderr() -> contextlib.AbstractContextManager[object]:
     return contextlib.redirect_stderr(io.StringIO())
 
 
-def warm_up(accelerate: bool = False) -> None:
-    """Import the modules that loading needs and run a small model once, so that imports are not timed."""
+def warm_up(accelerate: bool = False, device: str = "cpu") -> None:
+    """Import the modules that loading needs and run a small model once, so that imports are not timed.
+
+    On a `device` of CUDA its context and libraries, which take a gigabyte of the host, are loaded too.
+    """
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     import bigmodel.dispatch.pretrained  # noqa: F401 (a facade imports it when it is first used)
@@ -46,10 +49,13 @@ def warm_up(accelerate: bool = False) -> None:
         from accelerate.utils import set_module_tensor_to_device
 
         set_module_tensor_to_device(nn.Linear(1, 1), "weight", "cpu", value=torch.ones(1, 1))
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SPECS["tiny"].config)).eval()
-    with torch.inference_mode():
-        output = model(torch.ones(1, 2, dtype=torch.long), use_cache=True)
-        model(torch.ones(1, 1, dtype=torch.long), past_key_values=output.past_key_values, use_cache=True)
+    place = device if device.startswith("cuda") else "cpu"
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SPECS["tiny"].config)).eval().to(place)
+    model.generate(torch.ones(1, 2, dtype=torch.long, device=place), max_new_tokens=2, do_sample=False, pad_token_id=0)
+    if place != "cpu":
+        del model
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
 
 
 def layer_map(folder: Path, layers: int | str, rest: int | str) -> DeviceMap:

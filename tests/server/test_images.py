@@ -27,7 +27,7 @@ from bigmodel.server.loading import load
 from bigmodel.server.text.images import MAX_PIXELS, ImageError, ImageSupport, decode, largest_prompt
 from tests.server.live import serving
 from tests.server.tiny import Collector
-from tests.server.vision import generated, picture, processor, tiny_llava
+from tests.server.vision import generated, loaded_processor, picture, processor, tiny_llava
 
 MODEL, TOKENS = "tiny", 12
 TEXT = {"input_ids": torch.ones(1, 99, dtype=torch.long)}
@@ -81,7 +81,7 @@ def chat(url: str, content: Any, **fields: Any) -> httpx.Response:
 def expected(prompt: str, *seeds: int) -> tuple[str, int]:
     """Transformers' own answer, and the number of the prompt's tokens."""
     images = [picture(seed) for seed in seeds]
-    inputs = processor()(text=prompt, images=images, return_tensors="pt", add_special_tokens=False)
+    inputs = loaded_processor()(text=prompt, images=images, return_tensors="pt", add_special_tokens=False)
     tokens = generated(tiny_llava(), inputs, TOKENS)
     return processor().tokenizer.decode(tokens, skip_special_tokens=True), inputs["input_ids"].shape[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import lru_cache
 from typing import Any
 
@@ -39,6 +40,14 @@ def processor() -> Any:
         num_additional_image_tokens=1,
         chat_template=template,
     )
+
+
+@lru_cache(maxsize=1)
+def loaded_processor() -> Any:
+    """The same as transformers loads it: where torchvision is installed, it resizes images with other rounding."""
+    with tempfile.TemporaryDirectory() as folder:
+        processor().save_pretrained(folder)
+        return transformers.AutoProcessor.from_pretrained(folder)
 
 
 def tiny_llava(seed: int = 0) -> Any:

@@ -67,7 +67,7 @@ def grown(folder: Path) -> list[int]:
 @pytest.mark.slow
 def test_the_peak_counts_tensors_that_are_alive_at_the_same_time(growth: list[int]) -> None:
     """Each tensor is made before the previous one is freed: two are alive at once, never three."""
-    assert abs(growth[0] - 2 * TENSOR_BYTES) < 0.02 * TENSOR_BYTES
+    assert abs(growth[0] - 2 * TENSOR_BYTES) < 0.1 * TENSOR_BYTES
 
 
 @pytest.mark.slow
