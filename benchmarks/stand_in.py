@@ -2,9 +2,9 @@
 
 transformers loads a checkpoint with `device_map`, all layers on disk, and decodes: once with accelerate, once with
 bigmodel standing in for it (`bigmodel.compat.install`), in a process of its own each. Steps are measured twice: with
-the files in the page cache, where no step is faster than the model in memory, and with the files evicted before each
-step, as on a machine whose memory the weights exceed: there each step reads them from disk. So are the imports
-measured, from the start of an interpreter until a class of transformers is there.
+the files in the page cache, beside the model in memory, which on a CPU no step can be faster than; and with the files
+evicted before each step, as on a machine whose memory the weights exceed: there each step reads them from disk. So are
+the imports measured, from the start of an interpreter until a class of transformers is there.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from pathlib import Path
 from typing import Any
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, comparison_table, measure
+from .harness.devices import first_device
 from .harness.errors import BenchmarkError
 from .harness.isolate import environment_of_children
 from .harness.report import Cell
 
-OURS, ACCELERATE = "bigmodel", "accelerate"
+OURS, ACCELERATE, RESIDENT = "bigmodel", "accelerate", "the model in memory"
 FASTER = 3.0
 NO_SLOWER = 1.0
 TOKENS = 8
 CACHED, EVICTED = "cached", "evicted"
 """State of the files before each step: in the page cache, or on disk alone."""
 
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 """Devices that this benchmark supports."""
-ONLY = "accelerate reads weights on disk to the host first; `offload` measures accelerators"
+ONLY = "accelerate knows no others"
 """Why it supports no others."""
 
-BEGIN = {OURS: "import bigmodel.compat as compat; compat.install(); ", ACCELERATE: "import accelerate; "}
+BEGIN = {OURS: "import bigmodel.compat as compat; compat.install(); ", ACCELERATE: "import accelerate; ", RESIDENT: ""}
 """Begin of the programs that are run with each."""
 
 IMPORT = "import transformers; transformers.LlamaForCausalLM"
@@ -59,19 +60,23 @@ def run(options: argparse.Namespace) -> Report:
     folder = checkpoint(options.model or ("tiny" if options.quick else "llama-1b"), options.workdir)
     shards = sorted(folder.glob("*.safetensors"))
     evict(shards)
-    device_map = models.layer_map(folder, layers="disk", rest="cpu")
+    device = first_device(options.device)
+    device_map = models.layer_map(folder, layers="disk", rest="cpu" if device == "cpu" else 0)
     tokens: dict[str, list[int]] = {}
     decoding: dict[str, Samples] = {}
     with tempfile.TemporaryDirectory(dir=options.workdir) as scratch:
         for state in (CACHED, EVICTED) if options.files is None else (options.files,):
-            call = {"folder": str(folder), "device_map": device_map, "evicted": state == EVICTED}
+            call = {"folder": str(folder), "device": device, "evicted": state == EVICTED, "steps": options.steps}
             variants = [
-                Variant(name, partial(_decode, name, tokens, call, scratch, options.steps), partial(warm, shards))
-                for name in (OURS, ACCELERATE)
+                Variant(
+                    name, partial(_decode, name, tokens, {**call, "device_map": given}, scratch), partial(warm, shards)
+                )
+                for name, given in ((OURS, device_map), (ACCELERATE, device_map), (RESIDENT, None))
+                if state == CACHED or given is not None
             ]
             decoding[state] = measure(variants, options.rounds, warmup=0, seed=options.seed)
     importing = measure(
-        [Variant(name, partial(_import_seconds, begin + IMPORT)) for name, begin in BEGIN.items()],
+        [Variant(name, partial(_import_seconds, BEGIN[name] + IMPORT)) for name in (OURS, ACCELERATE)],
         options.rounds,
         warmup=0 if options.quick else 1,
         seed=options.seed,
@@ -79,12 +84,10 @@ def run(options: argparse.Namespace) -> Report:
     return _report(options, folder, decoding, importing, tokens[OURS] == tokens[ACCELERATE])
 
 
-def _decode(
-    name: str, tokens: dict[str, list[int]], call: dict[str, Any], scratch: str, steps: int
-) -> dict[str, float]:
+def _decode(name: str, tokens: dict[str, list[int]], call: dict[str, Any], scratch: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=scratch) as offload:
         answer = Path(offload) / "answer.json"
-        given = {**call, "offload": offload, "answer": str(answer), "steps": steps}
+        given = {**call, "offload": offload, "answer": str(answer)}
         _run(BEGIN[name] + DECODE, json.dumps(given))
         found: dict[str, Any] = json.loads(answer.read_text())
     tokens[name] = found.pop("tokens")
@@ -92,23 +95,34 @@ def _decode(
 
 
 def load_and_decode(
-    folder: str, device_map: dict[str, int | str], evicted: bool, offload: str, answer: str, steps: int
+    folder: str,
+    device_map: dict[str, int | str] | None,
+    device: str,
+    evicted: bool,
+    offload: str,
+    answer: str,
+    steps: int,
 ) -> None:
     """Load a checkpoint through transformers and decode; write the seconds of a step and of the load, and the first
     tokens, to the file `answer`. Called in a fresh process.
 
     Args:
+        device_map: Of transformers' loader; None: all weights are copied to `device`.
+        device: Device of the inputs.
         evicted: Evict the files from the page cache before each step; the time of that is not counted.
     """
     from . import models
     from .harness.pagecache import evict
     from .steps import Decoder
 
-    models.warm_up()
+    models.warm_up(device=device)
     begun = time.perf_counter()
-    model = models.accelerate_indexed(Path(folder), device_map, Path(offload))
+    if device_map is None:
+        model = models.resident(Path(folder), device)
+    else:
+        model = models.accelerate_indexed(Path(folder), device_map, Path(offload))
     loaded = time.perf_counter() - begun
-    decoder = Decoder(model)
+    decoder = Decoder(model, device)
     tokens = decoder.logits(TOKENS).argmax(-1).flatten().tolist()
     if evicted:
         shards = sorted(Path(folder).glob("*.safetensors"))

@@ -12,9 +12,8 @@ from torch.distributed.tensor import DTensor
 from bigmodel.devices import torch_device
 from bigmodel.dispatch.weights.parameters import like
 from bigmodel.errors import CheckpointMismatchError
-from bigmodel.profile.model.tensors import torch_dtype
-from bigmodel.train.state.partial import PartialState
-from bigmodel.train.wrappers import bare_model
+
+# What few of these functions need is imported in them: transformers imports this module with its first model.
 
 
 def extract_model_from_parallel(
@@ -27,6 +26,8 @@ def extract_model_from_parallel(
         keep_torch_compile: keep it compiled.
         recursive: also unwrap the model's children, in place.
     """
+    from bigmodel.train.wrappers import bare_model
+
     inner = bare_model(model, _without_wrapper, keep_fp32_wrapper, keep_torch_compile)
     if recursive:
         for name, child in list(inner.named_children()):
@@ -159,6 +160,8 @@ def set_module_tensor_to_device(
 def _dtype_for(value: Tensor, old: Tensor, dtype: torch.dtype | str | None) -> torch.dtype:
     if dtype is None:
         return old.dtype
+    from bigmodel.profile.model.tensors import torch_dtype
+
     return torch_dtype(dtype) if value.is_floating_point() else value.dtype
 
 
@@ -170,4 +173,6 @@ def id_tensor_storage(tensor: Tensor) -> tuple[torch.device, int, int]:
 
 def wait_for_everyone() -> None:
     """Wait until every process has called this function."""
+    from bigmodel.train.state.partial import PartialState
+
     PartialState().wait_for_everyone()
