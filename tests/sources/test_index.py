@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bigmodel.errors import CheckpointFormatError, CheckpointNotFoundError
 from bigmodel.sources.index import (
@@ -12,6 +15,7 @@ from bigmodel.sources.index import (
     find_checkpoint_file,
     merge_weight_map,
     once_each,
+    parse_index,
     read_index,
 )
 
@@ -62,6 +66,45 @@ def test_what_is_no_file_name_is_refused(tmp_path: Path, name: object) -> None:
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(CheckpointFormatError, match=r"index\.json: names 'a' twice"):
         read_index(write_index(tmp_path, content))
+
+
+NAMES = st.sampled_from(["a", "b", "a:b", 'a":"b', "\\u0061", "\\ud800", "é"])
+FILES = st.sampled_from(["x.safetensors", "part:1.safetensors", "\\u0078.safetensors"])
+SPACES = st.sampled_from(["", " ", "\n\t"])
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> str:
+    """An index as text, whose keys may be there twice and whose strings may hold colons."""
+    pairs = draw(st.lists(st.tuples(NAMES, FILES, SPACES), max_size=4))
+    members = [f'"{name}"{space}:{space}"{file}"' for name, file, space in pairs if '"' not in name]
+    more = draw(
+        st.lists(
+            st.sampled_from(['"metadata": {"total_size": 3}', '"n": [{"a": 1, "a": 2}]', '"m": 1e999']), max_size=2
+        )
+    )
+    return (
+        "{"
+        + ", ".join([*more, f'"weight_map": {{{", ".join(members)}}}'])
+        + draw(st.sampled_from(["}", "}", "} x", ""]))
+    )
+
+
+@given(texts())
+def test_the_fast_parser_takes_and_refuses_what_the_plain_one_does(text: str) -> None:
+    def plainly() -> object:
+        return json.loads(text, object_pairs_hook=once_each)["weight_map"]
+
+    try:
+        expected = plainly()
+    except DuplicateKeyError as error:
+        with pytest.raises(CheckpointFormatError, match=re.escape(f"names {error.key!r} twice")):
+            parse_index(text.encode(), "index")
+    except ValueError:
+        with pytest.raises(CheckpointFormatError, match="is not JSON"):
+            parse_index(text.encode(), "index")
+    else:
+        assert parse_index(text.encode(), "index") == expected
 
 
 def test_an_index_may_be_the_map_itself(tmp_path: Path) -> None:

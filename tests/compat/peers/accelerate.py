@@ -47,7 +47,9 @@ def run(name: str, folder: Path) -> tuple[int, int, list[str]]:
         "ACCELERATE_SOURCE": str(folder),
         "HF_HUB_OFFLINE": "1",
     }
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "tests.compat.peers.plugin"]
+    # The folder may lie in this checkout, whose settings for pytest are not accelerate's.
+    options = ["-c", os.devnull, "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
+    options += ["-p", "tests.compat.peers.plugin"]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(folder), f"tests/test_{name}.py"]
     output = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True).stdout
     failed = re.findall(r"^(?:FAILED|ERROR) tests/(\S+?\.py)(?:::(?:\w+::)*(\w+))?", output, re.MULTILINE)
