@@ -33,7 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
-    if is_worker or config.getoption("dist", "no") == "no" or config.getoption("collectonly"):
+    names_profile = config.getoption("hypothesis_profile", None) is not None  # the plugin registers them
+    if is_worker or names_profile or config.getoption("dist", "no") == "no" or config.getoption("collectonly"):
         config.pluginmanager.import_plugin("tests.shared")
     else:
         gc.enable()

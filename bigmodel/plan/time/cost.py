@@ -54,12 +54,13 @@ class Visit(NamedTuple):
     read: float = 0.0
 
 
-def seconds_of_pass(visits: Sequence[Visit], slots: int) -> float:
+def seconds_of_pass(visits: Sequence[Visit], slots: int, below: float = inf) -> float:
     """Return the seconds of one pass in a long sequence of passes.
 
     Args:
         visits: in the order of execution.
         slots: maximum number of fetched units on one device at once.
+        below: a pass that takes at least as long is not simulated: a lower bound of its seconds is returned.
     """
     total = sum(visit.compute + visit.on_demand + visit.inputs for visit in visits)
     fetched: dict[Key, list[int]] = {}
@@ -74,7 +75,8 @@ def seconds_of_pass(visits: Sequence[Visit], slots: int) -> float:
         return total + sum(visits[position].fetch for positions in turns for position in positions)
     busy = [sum(visits[position].fetch for position in positions) for positions in turns]
     read = sum(visits[position].read for positions in turns for position in positions)
-    return max(_simulated(visits, turns), read, *busy)
+    least = max(total, read, *busy)
+    return least if least >= below else max(_simulated(visits, turns), read, *busy)
 
 
 def _simulated(visits: Sequence[Visit], turns: Sequence[Sequence[int]]) -> float:
@@ -176,8 +178,9 @@ class CostModel:
         self._passing: KnownUnits = {}
         self._last: tuple[Assignment, _SharedState] | None = None
 
-    def seconds(self, phase: int, assignment: Assignment) -> StepTime:
-        """Return the time of one pass of phase number `phase` under an assignment."""
+    def seconds(self, phase: int, assignment: Assignment, below: float = inf) -> StepTime:
+        """Return the time of one pass of phase number `phase` under an assignment; only a lower bound where that is
+        `below` seconds or more."""
         shared = self._shared_state(assignment)
         if self.profile.phases[phase].name == STEP:
             assignment = assignment.in_steps()
@@ -204,7 +207,7 @@ class CostModel:
             disk += time.disk
             visits.append(visit)
         visits.append(Visit(between, device=main))
-        seconds = seconds_of_pass(visits, assignment.slots)
+        seconds = seconds_of_pass(visits, assignment.slots, below)
         if is_accelerator(main):
             return StepTime(seconds, compute, links, disk)
         cached = self.units.fits_page_cache(shared.on_disk)
@@ -306,7 +309,9 @@ class Objective:
         """Return the weighted seconds; infinity as soon as some phases alone take `below` or longer."""
         of_phases: dict[int, float] = {}
         for phase in self._longest_first:
-            of_phases[phase] = self.weights[phase] * self.cost.seconds(phase, assignment).seconds
+            weight = self.weights[phase]
+            # A little more than `below`, so that no rounding lets a lower bound pass for the seconds.
+            of_phases[phase] = weight * self.cost.seconds(phase, assignment, below / weight * (1 + 1e-9)).seconds
             if of_phases[phase] >= below:
                 return inf
         return sum(of_phases[phase] for phase in self.weights if phase in of_phases)

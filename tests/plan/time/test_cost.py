@@ -42,6 +42,8 @@ def blocks_at(storage: object, execution: object) -> Assignment:
     return Assignment(tuple(h for h, _ in where), tuple(r for _, r in where), 0, 2, slot_bytes)  # type: ignore[arg-type]
 
 
+SECONDS, FETCHES, ASKED = st.floats(0.01, 5), st.sampled_from([0.0, 1.0, 4.0]), st.sampled_from([0.0, 0.5])
+
 RESIDENT, STREAMED, COMPUTED = (0, 0), ("cpu", 0), ("cpu", "cpu")
 
 
@@ -210,6 +212,23 @@ def test_a_pass_takes_at_least_the_longer_of_compute_and_link_and_at_most_their_
     link = sum(fetched) if len(fetched) > slots else 0.0
     taken = seconds_of_pass(visits, slots)
     assert max(compute, link) - 1e-9 <= taken <= compute + link + 1e-9
+
+
+@given(
+    st.lists(
+        st.builds(Visit, SECONDS, FETCHES, ASKED, ASKED, st.integers(0, 1), st.just(0.5)), min_size=1, max_size=10
+    ),
+    st.integers(0, 3),
+    st.floats(0.5, 1.5),
+)
+def test_a_pass_that_is_not_simulated_takes_no_less_than_the_bound(
+    visits: list[Visit], slots: int, share: float
+) -> None:
+    taken = seconds_of_pass(visits, slots)
+    below = share * taken
+    found = seconds_of_pass(visits, slots, below)
+    if found != taken:
+        assert below <= found < taken
 
 
 @pytest.mark.parametrize("slots", [0, 1, 2])
