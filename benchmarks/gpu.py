@@ -70,6 +70,7 @@ PARTS = (
     Part("train-overhead", "a training step beside plain PyTorch's"),
     Part("load", "loading to the accelerator"),
     Part("pipeline", "from disk to the accelerator"),
+    Part("stand-in", "transformers' own loader with bigmodel in accelerate's place", ("--files", "cached")),
     Part("serve-streamed", "requests on streamed weights"),
     Part("prompt-lookup", "fewer steps over streamed weights"),
     Part("prefix-folder", "prompts that are read and not computed"),
@@ -77,7 +78,7 @@ PARTS = (
     Part("resident", "nothing is left on a resident model"),
     Part("serve-latency", "seconds to the first token and between tokens"),
 )
-ON_CUDA_ONLY = frozenset({"train-overhead", "resident"})
+ON_CUDA_ONLY = frozenset({"train-overhead", "resident", "stand-in"})
 
 
 @dataclass
