@@ -79,6 +79,39 @@ class KVBudget:
             )
         return tokens
 
+    def without_states(
+        self, states: Mapping[str, int], sequences: int, row_multiple: int, prefixes: bool
+    ) -> tuple[KVBudget, int]:
+        """What recurrent states leave, and how many of them the prefix cache may keep: as many as there are sequences,
+        but at most a quarter of the bytes.
+
+        Args:
+            states: Bytes of a sequence's states, by device.
+            sequences: Sequences at once.
+            row_multiple: States are computed together in a multiple of so many rows.
+            prefixes: Whether there is a prefix cache.
+
+        Raises:
+            ServeError: A device cannot hold the states of so many sequences.
+        """
+        rows = -(-sequences // row_multiple) * row_multiple
+        left = {device: nbytes - rows * states.get(device, 0) for device, nbytes in self.bytes_total.items()}
+        for device, nbytes in left.items():
+            if nbytes <= 0:
+                raise ServeError(
+                    f"{format_size(self.bytes_total[device])} for keys and values on {device} do not hold recurrent "
+                    f"states of {rows} sequences, {format_size(states[device])} each; give more, or let fewer run"
+                )
+        fit = (left.get(device, 0) // (4 * nbytes) for device, nbytes in states.items() if nbytes)
+        kept = min(sequences, *fit) if prefixes else 0
+        return (
+            KVBudget(
+                self.bytes_per_token,
+                {device: nbytes - kept * states.get(device, 0) for device, nbytes in left.items()},
+            ),
+            kept,
+        )
+
 
 class KVOwner(Protocol):
     """An object that stores keys and values: the runner, the draft model."""

@@ -65,11 +65,15 @@ def build_engine(
     drafter = make_drafter(model, draft_model, options, runner)
     gathered = runner.gathered_per_token() if isinstance(runner, PackedRunner) else {}
     budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options, gathered)
+    sequences = sequences_at_once(plan, options)
+    keeps_prefixes = options.prefix_cache and isinstance(runner, PackedRunner)
+    kept = None
+    if isinstance(runner, PackedRunner) and runner.mixers is not None:
+        budget, kept = budget.without_states(runner.states, sequences, runner.row_multiple, keeps_prefixes)
     pool = TokenPool(budget.tokens)
-    prefix = PrefixCache(pool, enabled=options.prefix_cache and isinstance(runner, PackedRunner))
+    prefix = PrefixCache(pool, enabled=keeps_prefixes, states=kept)
     if options.prefix_folder is not None:
         prefix.files = prefix_files(options, checkpoint, tokenizer, plan, runner, budget, enabled=prefix.enabled)
-    sequences = sequences_at_once(plan, options)
     scheduler = Scheduler(
         pool,
         prefix,
@@ -113,6 +117,10 @@ def prefix_files(
     assert options.prefix_folder is not None
     if not enabled:
         raise ServeError("a folder for the prefix cache needs the prefix cache, and a model computed in packed batches")
+    if isinstance(runner, PackedRunner) and runner.mixers is not None:
+        raise ServeError(
+            "a folder for the prefix cache holds keys and values, and this model has recurrent states, too"
+        )
     if checkpoint is None:
         raise ServeError(
             "a folder for the prefix cache needs a model from a checkpoint: its files say whose blocks fit"
@@ -139,6 +147,14 @@ def make_adapters(model: torch.nn.Module, adapters: Seq[Adapter], runner: Runner
     """Return the adapters of ``model``. Raises ServeError for one that is not the model's, or a model that has none."""
     if isinstance(runner, EncoderRunner) or takes_images(model):
         raise ServeError(f"adapters of {type(model).__name__} are not served: those of models of text alone are")
+    mixers = runner.mixers.modules if isinstance(runner, PackedRunner) and runner.mixers else ()
+    for adapter in adapters:
+        inside = [part for part in adapter.parts for mixer in mixers if part.startswith(f"{mixer.name}.")]
+        if inside:
+            raise ServeError(
+                f"adapter {adapter.name} changes {inside[0]} and {len(inside) - 1} more modules with recurrent states; "
+                "those of other modules are served"
+            )
     return Adapters(model, adapters, runner.row_multiple)
 
 
@@ -157,6 +173,8 @@ def make_drafter(
         raise ServeError(
             "proposed tokens need a model that is computed in packed batches; this one is computed one by one"
         )
+    if runner.mixers is not None:
+        raise ServeError("proposed tokens that are wrong cannot be taken out of this model's recurrent states")
     if draft_model is None:
         return PromptLookup(options.prompt_lookup)
     if vocabulary_size(draft_model) != vocabulary_size(model):

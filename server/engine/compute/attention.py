@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,12 +48,16 @@ class Span:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention call: packed rows from ``row`` on are positions ``start`` to ``end`` of ``kv``."""
+    """One attention call: packed rows from ``row`` on are positions ``start`` to ``end`` of ``kv``.
+
+    ``generated`` tells a token behind the prompt from a part of the prompt.
+    """
 
     kv: SequenceKV
     row: int
     start: int
     end: int
+    generated: bool = False
 
     def first(self, window: int | None) -> int:
         """The first position that the call attends to."""
@@ -67,9 +72,11 @@ class RaggedCache(DynamicCache):
         self.spans = spans
         self.calls: list[AttentionCall] = []
         self.attended: set[int] = set()  # layers that attended through this cache
+        self.mixed: set[int] = set()  # layers with a recurrent state that computed through it
         for span in spans:
             for start, end in split_positions(span.start, span.end, span.prompt_length):
-                self.calls.append(AttentionCall(span.kv, span.row + start - span.start, start, end))
+                row, generated = span.row + start - span.start, start >= span.prompt_length
+                self.calls.append(AttentionCall(span.kv, row, start, end, generated))
 
         arenas = {span.kv.arena if isinstance(span.kv, PagedKV) else None for span in spans}
         self.arena = arenas.pop() if len(arenas) == 1 else None  # where all sequences have their pages
@@ -102,6 +109,20 @@ class RaggedCache(DynamicCache):
                 span.kv.write(layer_idx, span.start, key_states[0, :, rows], value_states[0, :, rows])
         return key_states, value_states
 
+    @cached_property
+    def turns(self) -> list[list[AttentionCall]]:
+        """The calls in turns, of each sequence one: what is computed in one after the other, as each needs the state
+        that the one before leaves."""
+        turns: list[list[AttentionCall]] = []
+        made: dict[int, int] = {}
+        for call in self.calls:
+            number = made.get(id(call.kv), 0)
+            made[id(call.kv)] = number + 1
+            if number == len(turns):
+                turns.append([])
+            turns[number].append(call)
+        return turns
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given to the model explicitly."""
         return 0
@@ -115,6 +136,11 @@ def split_positions(start: int, end: int, prompt_length: int) -> Iterator[tuple[
         start = stop
     for position in range(start, end):
         yield position, position + 1
+
+
+def active_cache() -> RaggedCache | None:
+    """The cache of the packed step that this thread computes."""
+    return getattr(_active, "cache", None)
 
 
 @contextmanager
@@ -221,7 +247,7 @@ def ragged_attention(
     ``query`` [1, heads, tokens, dim] is the packed step. Outside :func:`ragged_step` this is transformers' own
     scaled-dot-product attention, so the model works as before.
     """
-    cache: RaggedCache | None = getattr(_active, "cache", None)
+    cache = active_cache()
     if cache is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -303,7 +329,7 @@ def _paged(kv: SequenceKV) -> PagedKV:
 
 def _ragged_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
     """No mask for a packed step; outside one, the mask of scaled-dot-product attention."""
-    if getattr(_active, "cache", None) is not None:
+    if active_cache() is not None:
         return None
     from transformers.masking_utils import sdpa_mask
 

@@ -8,13 +8,19 @@ from dataclasses import dataclass
 import torch
 
 from bigmodel.server.engine.compute.host_linear import HostLinear
+from bigmodel.server.engine.compute.mixers import NO_MIXERS, KnownMixers, remove_mixers
 from bigmodel.server.engine.compute.plain import PlainRunner
-from bigmodel.server.engine.compute.runner import PackedRunner, Runner
+from bigmodel.server.engine.compute.runner import PackedRunner, PackedTokens, Runner
+from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
 
 logger = logging.getLogger(__name__)
 
 _PROMPTS = ([1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0, 1])
 _CUTS = ((0, 3), (3, 4), (4, 7))
+_LONG = tuple([(3 * place + start) % 7 for place in range(PROMPT_BLOCK + 5)] for start in (0, 1, 2))
+"""Prompts of more than a block: of modules with recurrent states, several calls."""
+_NEXT = (1, 4)
+"""Tokens behind these."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +32,25 @@ class RunnerChoice:
         row_multiple: Of the packed one.
         cached: The plain one with the model's cache, else the one without.
         layers: Device and bytes of keys and values per position of each layer, of the packed one.
+        mixers: Of its modules with recurrent states, None without any.
     """
 
     packed: bool
     row_multiple: int
     cached: bool = True
     layers: tuple[tuple[str, int], ...] | None = None
+    mixers: KnownMixers | None = None
 
     @classmethod
     def of(cls, runner: Runner) -> RunnerChoice:
         """The choice that led to `runner`, of texts alone or of images, too."""
         runner = getattr(runner, "inner", runner)
         if isinstance(runner, PackedRunner):
-            return cls(True, runner.row_multiple, layers=runner.layers)
+            mixers = runner.mixers
+            known = None
+            if mixers is not None:
+                known = KnownMixers(mixers.modules, mixers.continues, mixers.together, runner.states)
+            return cls(True, runner.row_multiple, layers=runner.layers, mixers=known)
         return cls(False, runner.row_multiple, getattr(runner, "cached", True))
 
 
@@ -58,7 +70,13 @@ def choose_runner(
     """
     if known is not None:
         if known.packed:
-            return PackedRunner(model, row_multiple=known.row_multiple, host_linear=host_linear, layers=known.layers)
+            return PackedRunner(
+                model,
+                row_multiple=known.row_multiple,
+                host_linear=host_linear,
+                layers=known.layers,
+                mixers=known.mixers or NO_MIXERS,
+            )
         return PlainRunner(model, cached=known.cached)
     previous = getattr(model.config, "_attn_implementation", None)
     whole = PlainRunner(model, cached=False)
@@ -68,17 +86,43 @@ def choose_runner(
         logits, attended = packed.last_logits(_PROMPTS)
         layers = int(model.config.get_text_config().num_hidden_layers)  # type: ignore[operator, union-attr]
         if attended != layers:
-            reason = f"{attended} of its {layers} layers attend through transformers' interface"
-        elif all(_close(a, b) for a, b in zip(logits, expected, strict=True)):
+            reason = f"{attended} of its {layers} layers attend or mix through transformers' interfaces"
+        elif not all(_close(a, b) for a, b in zip(logits, expected, strict=True)):
+            reason = "its logits in a packed batch differ from those of its own forward"
+        elif packed.mixers is None or _goes_on(packed, whole):
             return packed
         else:
-            reason = "its logits in a packed batch differ from those of its own forward"
+            reason = "its logits with recurrent states that were kept differ from those of its own forward"
     except Exception as error:  # a model may raise anything: it decides the runner, and is logged
         reason = f"{type(error).__name__}: {error}"
     logger.warning("sequences are computed one by one: %s", reason)
+    remove_mixers(model)
     if previous is not None:
         model.set_attn_implementation(previous)  # type: ignore[operator]
     return _plain(model, expected[1], whole)
+
+
+def _goes_on(packed: PackedRunner, whole: PlainRunner) -> bool:
+    """Whether the modules with recurrent states are right over several steps. They find out how they may be called."""
+    expected = [whole.forward([*prompt, *_NEXT])[-1] for prompt in _LONG]
+    return all(_close(one, other) for one, other in zip(_grown(packed), expected, strict=True))
+
+
+def _grown(packed: PackedRunner) -> list[torch.Tensor]:
+    """Logits of the last of a few tokens behind each prompt, computed step by step."""
+    caches = [SequenceKV() for _ in _LONG]
+    for kv, prompt in zip(caches, _LONG, strict=True):
+        kv.reserve(len(prompt) + len(_NEXT))
+        packed.compute([PackedTokens(kv, prompt, 0, len(prompt), 1)])
+    last: list[torch.Tensor | None] = []
+    for number, token in enumerate(_NEXT):
+        last = packed.compute(
+            [
+                PackedTokens(kv, [token], len(prompt) + number, len(prompt), 1)
+                for kv, prompt in zip(caches, _LONG, strict=True)
+            ]
+        )
+    return [rows[-1] for rows in last if rows is not None]
 
 
 def _plain(model: torch.nn.Module, expected: torch.Tensor, whole: PlainRunner) -> PlainRunner:

@@ -13,10 +13,8 @@ from transformers import DynamicCache
 from bigmodel.server.adapters.rows import Adapters, Rows
 from bigmodel.server.engine.compute.hidden import taking_states
 from bigmodel.server.engine.compute.host_linear import HostLinear
-from bigmodel.server.engine.compute.runner import input_device, readable
+from bigmodel.server.engine.compute.runner import CACHE_NAMES, input_device, readable
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
-
-_CACHE_NAMES = ("past_key_values", "cache_params")
 
 
 class PlainRunner:
@@ -36,7 +34,7 @@ class PlainRunner:
         self.cached = cached
         self.adapters: Adapters | None = None
         parameters = inspect.signature(model.forward).parameters
-        self._cache_name = next((name for name in _CACHE_NAMES if name in parameters), None)
+        self._cache_name = next((name for name in CACHE_NAMES if name in parameters), None)
         self._takes_positions = "position_ids" in parameters
         if cached and self._cache_name is None:
             raise ValueError(f"{type(model).__name__} takes no cache")

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
+from transformers import DynamicCache
 
 from bigmodel.devices import HOST
 from bigmodel.devices.pinned import on_device
@@ -27,8 +28,13 @@ from bigmodel.server.engine.compute.host_linear import (
     linear_of,
     probe_row_multiple,
 )
-from bigmodel.server.engine.kv.buffers import SequenceKV
+from bigmodel.server.engine.compute.mixers import KnownMixers, Mixers, find_mixers
+from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
+from bigmodel.server.engine.kv.layer_state import state_bytes
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
+
+CACHE_NAMES = ("past_key_values", "cache_params")
+"""What models call the cache among the arguments of their forward."""
 
 
 class Runner(Protocol):
@@ -111,7 +117,8 @@ class PackedRunner:
     ``row_multiple``: the packed row is padded to a multiple of so many tokens, with which the matrix
     multiplications of this machine give a row the same bits beside any other rows. "auto" measures it.
     ``host_linear``: see :mod:`bigmodel.server.engine.compute.host_linear`. ``layers``: that property of an earlier
-    runner of the same model, placed in the same way; None: a forward of one token measures it.
+    runner of the same model, placed in the same way; None: a forward of one token measures it. ``mixers``: what that
+    runner found out about modules with recurrent states; None: they are looked for.
     """
 
     name = "packed"
@@ -123,6 +130,7 @@ class PackedRunner:
         row_multiple: int | str = "auto",
         host_linear: HostLinear = "auto",
         layers: tuple[tuple[str, int], ...] | None = None,
+        mixers: KnownMixers | None = None,
     ) -> None:
         register()
         model.set_attn_implementation(NAME)  # type: ignore[operator]
@@ -135,11 +143,35 @@ class PackedRunner:
         self.adapters: Adapters | None = None
         if layers is not None:
             self.layers = layers  # in the place of the property's value
-        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
+        self._keeps_rows = "logits_to_keep" in parameters
+        self._takes_positions = "position_ids" in parameters
+        self._cache_name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[0])
+        known = KnownMixers(find_mixers(model, self._token)) if mixers is None else mixers
+        self.mixers = Mixers(model, known, self.row_multiple) if known.modules else None
+        if known.states is not None:
+            self.states = dict(known.states)  # in the place of the property's value, too
 
     def run(self, batch: Seq[ScheduledTokens]) -> list[torch.Tensor | None]:
         """See :meth:`Runner.run`."""
-        return self.compute([_packed_tokens(scheduled) for scheduled in batch])
+        step = [_packed_tokens(scheduled) for scheduled in batch]
+        if self.mixers is None:
+            return self.compute(step)
+        for packed, scheduled in zip(step, batch, strict=True):
+            if packed.start and not packed.kv.states:  # an earlier step failed
+                self._compute_again(packed, scheduled.sequence.token_slice(0, packed.start))
+        try:
+            return self.compute(step)
+        except BaseException:
+            for packed in step:  # some layers' are those of after this step
+                packed.kv.states = {}
+            raise
+
+    def _compute_again(self, packed: PackedTokens, tokens: list[int]) -> None:
+        """Compute the tokens before ``packed``, block by block, for the states that they lead to."""
+        for start in range(0, len(tokens), PROMPT_BLOCK):
+            block = tokens[start : start + PROMPT_BLOCK]
+            self.compute([PackedTokens(packed.kv, block, start, packed.prompt_length, 0, adapter=packed.adapter)])
 
     def compute(self, batch: Seq[PackedTokens]) -> list[torch.Tensor | None]:
         """Logits [keep, vocabulary] of each entry of a packed batch, or states; None where none are kept."""
@@ -190,13 +222,10 @@ class PackedRunner:
         ids, places, kept = inputs.split([padded, padded, len(rows)])
         extra = {"logits_to_keep": kept} if self._keeps_rows else {}
         library = OneDnnLinear() if self.host_linear == "onednn" else nullcontext()
+        extra |= {"position_ids": places[None]} if self._takes_positions else {}
         with torch.inference_mode(), ragged_step(cache), library:
             logits: torch.Tensor = self.model(
-                input_ids=ids[None],
-                position_ids=places[None],
-                past_key_values=cache,
-                use_cache=True,
-                **extra,
+                input_ids=ids[None], use_cache=True, **{self._cache_name: cache}, **extra
             ).logits[0]
         if selected:
             return readable(logits)
@@ -205,7 +234,7 @@ class PackedRunner:
         return readable(logits[: len(keep)])
 
     def last_logits(self, prompts: Seq[list[int]]) -> tuple[list[torch.Tensor], int]:
-        """Logits [vocabulary] after each prompt, from one forward, and the number of layers that attended here."""
+        """Logits [vocabulary] after each prompt, from one forward, and the number of layers that were computed here."""
         tokens: list[int] = []
         spans: list[Span] = []
         for prompt in prompts:
@@ -217,14 +246,17 @@ class PackedRunner:
         ends = [span.row + span.end - 1 for span in spans]
         cache = RaggedCache(spans)
         logits = list(self._forward(tokens, positions, cache, ends))
-        return logits, len(cache.attended)
+        return logits, len(cache.attended | cache.mixed)
 
     def bytes_per_token(self) -> dict[str, int]:
         """Bytes of keys and values per position, by device."""
         total: dict[str, int] = {}
         for device, nbytes in self.layers:
             total[device] = total.get(device, 0) + nbytes
-        return total
+        for device in self.states:
+            total.setdefault(device, 0)
+        # A state of fixed size takes no bytes per position, but the pool counts positions: one byte stands for it.
+        return total if any(total.values()) else {**total, str(self.device): 1}
 
     def gathered_per_token(self) -> dict[str, int]:
         """Bytes per position of the largest layer, by accelerator: attention gathers those of one layer from pages."""
@@ -241,9 +273,20 @@ class PackedRunner:
         layers = map(kv.layer, kv.layers())
         return tuple((str(keys.device), (keys.nbytes + values.nbytes) // keys.shape[1]) for keys, values in layers)
 
+    @cached_property
+    def states(self) -> dict[str, int]:
+        """Bytes of a sequence's recurrent states, by device; measured by a forward of one token."""
+        return state_bytes(self._computed().states) if self.mixers else {}
+
     def probe(self) -> None:
         """See :meth:`Runner.probe`."""
         self._computed()
+
+    def _token(self, cache: DynamicCache) -> None:
+        """Compute a token with the model's own forward."""
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        with torch.inference_mode():
+            self.model(input_ids=ids, use_cache=True, **{self._cache_name: cache})
 
     def _computed(self) -> SequenceKV:
         """Keys and values of one token."""

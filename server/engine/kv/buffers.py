@@ -55,6 +55,11 @@ class SequenceKV:
     def __init__(self) -> None:
         self.capacity = 0
         self.model_cache: Any = None  # what a runner keeps that computes the sequence alone
+        # States of layers with a recurrent state, by layer (see `compute.mixers`): now, and those of the ends of prompt
+        # blocks that the prefix cache asks to keep.
+        self.states: dict[int, Any] = {}
+        self.keep_at: frozenset[int] = frozenset()
+        self.kept: dict[int, dict[int, Any]] = {}
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def reserve(self, capacity: int) -> None:

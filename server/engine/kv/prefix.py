@@ -12,6 +12,7 @@ from typing import cast
 
 from bigmodel.server.engine.kv.arena import Page, PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
+from bigmodel.server.engine.kv.layer_state import LayerState
 from bigmodel.server.engine.kv.prefix_files import BlockFile, HostBlock, LayerKV, PrefixFiles
 
 Key = tuple[int | str, tuple[int, ...]]
@@ -24,7 +25,8 @@ _serials = itertools.count(1)
 class PrefixBlock:
     """Keys and values of :data:`PROMPT_BLOCK` positions, as `SequenceKV.cut` gave them, and the place in the tree.
 
-    ``unwritten`` is the file that it has to be written to.
+    ``unwritten`` is the file that it has to be written to; ``states`` are those of layers with a recurrent state at its
+    end, by layer, if they are kept.
     """
 
     content: object
@@ -32,6 +34,7 @@ class PrefixBlock:
     children: int = 0
     unwritten: BlockFile | None = None
     serial: int = field(default_factory=lambda: next(_serials))
+    states: dict[int, LayerState] | None = None
 
 
 @dataclass
@@ -41,28 +44,87 @@ class PrefixCache:
     Only whole blocks are kept: every request computes them the same way, so a request served from the cache gets the
     bits it would have computed itself. Keys hold the tokens themselves, not a hash of them: no collision is possible.
 
+    Of a model with recurrent states a prompt can go on only from a block whose states are kept: those of the last whole
+    block of each prompt, and of blocks where prompts part. At most ``states`` blocks have them, the least recently used
+    lose them; None: the model has no such states.
+
     ``hits`` and ``lookups`` count prompt tokens served from the cache, files included, and looked up in it.
     """
 
     pool: TokenPool
     enabled: bool = True
     files: PrefixFiles | None = None
+    states: int | None = None
     hits: int = 0
     lookups: int = 0
     _blocks: OrderedDict[Key, PrefixBlock] = field(default_factory=OrderedDict)
     _unwritten: deque[PrefixBlock] = field(default_factory=deque)
+    _with_states: OrderedDict[int, PrefixBlock] = field(default_factory=OrderedDict)  # by serial
+    _promised: int = 0  # states that sequences keep for blocks to come
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def match(self, prompt: list[int], adapter: str = "") -> int:
         """Number of leading tokens of ``prompt`` that are cached; fewer than all, so that the last one gives logits."""
-        return PROMPT_BLOCK * len(self._walk(prompt, (len(prompt) - 1) // PROMPT_BLOCK, adapter))
+        return PROMPT_BLOCK * len(self._usable(self._walk(prompt, (len(prompt) - 1) // PROMPT_BLOCK, adapter)))
+
+    def _usable(self, path: list[PrefixBlock]) -> list[PrefixBlock]:
+        """The blocks of ``path`` up to the last one that a prompt can go on from."""
+        if self.states is None:
+            return path
+        while path and path[-1].states is None:
+            path = path[:-1]
+        return path
+
+    def promise_states(self, kv: SequenceKV, prompt: list[int], cached: int, adapter: str = "") -> None:
+        """Have ``kv`` keep the states that later prompts may go on from, as many as there is room for.
+
+        Args:
+            kv: Of a sequence that begins.
+            prompt: Its prompt.
+            cached: Tokens of it that came from the cache.
+            adapter: The adapter that computes it.
+        """
+        if self.states is None or not self.enabled:
+            return
+        last = (len(prompt) - 1) // PROMPT_BLOCK
+        parting = len(self._walk(prompt, last, adapter))  # where others went on in another way
+        ends = {PROMPT_BLOCK * blocks for blocks in (last, parting) if PROMPT_BLOCK * blocks > cached}
+        kv.keep_at = frozenset(
+            sorted(ends)[-max(0, self.states - self._promised) :] if self.states > self._promised else ()
+        )
+        self._promised += len(kv.keep_at)
+        self._forget_states(self.states - self._promised)
+
+    def break_promise(self, kv: SequenceKV) -> None:
+        """Keep no states for blocks that ``kv`` has not brought."""
+        self._promised -= len(kv.keep_at)
+        kv.keep_at, kv.kept = frozenset(), {}
+
+    def _keep_states(self, kv: SequenceKV, path: list[PrefixBlock]) -> None:
+        for end, states in kv.kept.items():
+            block = path[end // PROMPT_BLOCK - 1] if end <= PROMPT_BLOCK * len(path) else None
+            if block is not None and block.states is None:
+                block.states = states
+                self._with_states[block.serial] = block
+        self.break_promise(kv)
+        if self.states is not None:
+            self._forget_states(self.states - self._promised)
+
+    def _forget_states(self, most: int) -> None:
+        while len(self._with_states) > most:
+            _, block = self._with_states.popitem(last=False)
+            block.states = None
 
     def copy_into(self, kv: SequenceKV, prompt: list[int], tokens: int, adapter: str = "") -> None:
         """Give ``kv`` the first ``tokens`` cached positions of ``prompt``."""
-        for index, block in enumerate(self._walk(prompt, tokens // PROMPT_BLOCK, adapter)):
+        path = self._walk(prompt, tokens // PROMPT_BLOCK, adapter)
+        for index, block in enumerate(path):
             kv.put(index, block.content)
+        if path and path[-1].states is not None:
+            self._with_states.move_to_end(path[-1].serial)
+            kv.states = {layer: state.copy() for layer, state in path[-1].states.items()}
 
     def insert(self, kv: SequenceKV, prompt: list[int], adapter: str = "") -> None:
         """Cache the whole blocks of a computed ``prompt``, as far as the pool has free positions.
@@ -71,6 +133,11 @@ class PrefixCache:
         """
         if not self.enabled:
             return
+        path = self._insert(kv, prompt, adapter)
+        self._keep_states(kv, path)
+
+    def _insert(self, kv: SequenceKV, prompt: list[int], adapter: str) -> list[PrefixBlock]:
+        """Cache blocks; return those of the prompt that are cached now."""
         blocks = len(prompt) // PROMPT_BLOCK
         path = self._walk(prompt, blocks, adapter)
         to_files = self.files is not None and not adapter
@@ -78,7 +145,7 @@ class PrefixCache:
         for index in range(len(path), blocks):
             if not self.pool.take(PROMPT_BLOCK):
                 self._write_from(kv, files, index)
-                return
+                return path
             try:
                 block = PrefixBlock(_cut(kv, index), path[-1] if path else None)
             except BaseException:
@@ -88,6 +155,7 @@ class PrefixCache:
             if self.files is not None and to_files and not self.files.has(files[index]):
                 path[-1].unwritten = files[index]
                 self._unwritten.append(path[-1])
+        return path
 
     def _write_from(self, kv: SequenceKV, files: list[BlockFile], start: int) -> None:
         for index, file in enumerate(files[start:], start):
@@ -186,7 +254,8 @@ class PrefixCache:
     def _drop(self, key: Key) -> None:
         block = self._blocks.pop(key)
         # Memory is wanted now: not even the list of unwritten blocks may hold it.
-        block.content = block.unwritten = None
+        block.content = block.unwritten = block.states = None
+        self._with_states.pop(block.serial, None)
         if block.parent is not None:
             block.parent.children -= 1
         self.pool.give_back(PROMPT_BLOCK)

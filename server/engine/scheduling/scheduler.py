@@ -210,6 +210,8 @@ class Scheduler:
             whole = whole or sequence.request.media is not None
             cached = 0 if whole else self.prefix.match(prompt, adapter)
             self.prefix.copy_into(kv, prompt, cached, adapter)
+            if not whole:
+                self.prefix.promise_states(kv, prompt, cached, adapter)
             sequence.on_file = [] if whole else self.prefix.files_after(prompt, cached, adapter)
         except BaseException:
             self.pool.give_back(capacity)
@@ -282,6 +284,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.kv is not None
+        self.prefix.break_promise(sequence.kv)
         self.pool.give_back(sequence.kv.capacity)
         sequence.kv = None
         sequence.computed = 0

@@ -372,10 +372,8 @@ def test_one_request_whose_token_cannot_be_chosen_does_not_harm_others(engine: E
 
 def test_a_model_computed_one_by_one_is_served_too() -> None:
     torch.manual_seed(0)
-    config = transformers.MambaConfig(
-        vocab_size=261, hidden_size=32, num_hidden_layers=2, state_size=4, initializer_range=0.3
-    )
-    model = transformers.MambaForCausalLM(config).eval()
+    config = transformers.BloomConfig(vocab_size=261, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3)
+    model = transformers.BloomForCausalLM(config).eval()
     engine = tiny_engine(model)
     asked = prompts(3, 20)
     collectors = [ask(engine, p, max_tokens=6, temperature=0, ignore_eos=True) for p in asked]

@@ -56,6 +56,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 
 
 MAMBA = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
+BLOOM = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)
 
 
 def sequence(prompt: list[int], **params: Any) -> Sequence:
@@ -99,7 +100,7 @@ def test_a_ragged_batch_gives_each_sequence_its_own_logits(family: str) -> None:
 
 
 def test_a_model_without_replaceable_attention_runs_sequences_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
-    runner = choose_runner(build(MAMBA))
+    runner = choose_runner(build(BLOOM))
     assert isinstance(runner, PlainRunner)
     assert "one by one" in caplog.text
 
@@ -122,7 +123,10 @@ def test_bytes_per_token_are_those_of_the_model(make: Callable[[Any], Runner]) -
     assert make(tiny_model()).bytes_per_token() == {"cpu": 2 * 2 * 2 * 16 * 4}
 
 
-@pytest.mark.parametrize(("make", "kind"), [(tiny_model, PackedRunner), (lambda: build(MAMBA), PlainRunner)])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(tiny_model, PackedRunner), (lambda: build(MAMBA), PackedRunner), (lambda: build(BLOOM), PlainRunner)],
+)
 def test_what_was_chosen_before_is_not_checked_again(
     make: Callable[[], torch.nn.Module], kind: type[Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:

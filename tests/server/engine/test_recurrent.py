@@ -1,0 +1,194 @@
+"""Models with recurrent states in the engine: right tokens, the same alone and in a batch, whatever happens there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from bigmodel.errors import ServeError
+from bigmodel.server.engine import Engine
+from bigmodel.server.engine.compute.runner import PackedRunner
+from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
+from tests.server import oracle
+from tests.server.tiny import ask, make_request, tiny_engine, tiny_tokenizer
+
+from .test_engine import everything, prompts, settings
+
+B = PROMPT_BLOCK
+COMMON: dict[str, Any] = {"vocab_size": 261, "hidden_size": 32, "initializer_range": 0.3}
+ATTENTION: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+HEADS: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+}
+
+
+def mamba() -> Any:
+    return transformers.MambaConfig(**COMMON, num_hidden_layers=2, state_size=4)
+
+
+def mamba2() -> Any:
+    sizes: dict[str, Any] = {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 16}
+    return transformers.Mamba2Config(**COMMON, num_hidden_layers=2, **sizes)
+
+
+def falcon_h1() -> Any:
+    """Attention and Mamba side by side in each layer."""
+    sizes = {**HEADS, "mamba_n_heads": 4, "mamba_d_ssm": 32}
+    return transformers.FalconH1Config(**COMMON, **ATTENTION, **sizes, num_hidden_layers=2)
+
+
+def lfm2() -> Any:
+    """Short convolutions, and attention in every second layer."""
+    return transformers.Lfm2Config(**COMMON, **ATTENTION, num_hidden_layers=2, layer_types=["conv", "full_attention"])
+
+
+def bamba() -> Any:
+    return transformers.BambaConfig(**COMMON, **ATTENTION, **HEADS, num_hidden_layers=2, attn_layer_indices=[1])
+
+
+def qwen3_next() -> Any:
+    """Linear attention by the delta rule, attention in one layer of two, experts."""
+    linear = {f"linear_{what}_head_dim": 8 for what in ("key", "value")} | {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_conv_kernel_dim": 4,
+    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    types = {"layer_types": ["linear_attention", "full_attention"], "shared_expert_intermediate_size": 16}
+    return transformers.Qwen3NextConfig(
+        **COMMON, **ATTENTION, **linear, **experts, **types, num_hidden_layers=2, head_dim=8
+    )
+
+
+def jamba() -> Any:
+    sizes = {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "num_experts": 2}
+    return transformers.JambaConfig(
+        **COMMON, **ATTENTION, **sizes, num_hidden_layers=2, mamba_d_state=4, mamba_dt_rank=4
+    )
+
+
+DENSE = (mamba2, falcon_h1, lfm2, bamba)
+ALL = (*DENSE, mamba, qwen3_next, jamba)
+
+
+def built(make: Callable[[], Any]) -> Any:
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(make()).eval()
+
+
+def alone(engine: Engine, asked: list[list[int]], tokens: int) -> list[Any]:
+    found = []
+    for index, prompt in enumerate(asked):
+        collector = ask(engine, prompt, max_tokens=tokens, **settings(index))
+        collector.wait()
+        found.append(everything(collector))
+    return found
+
+
+def together(engine: Engine, asked: list[list[int]], tokens: int) -> list[Any]:
+    collectors = [ask(engine, p, max_tokens=tokens, **settings(index)) for index, p in enumerate(asked)]
+    for collector in collectors:
+        collector.wait()
+    return [everything(collector) for collector in collectors]
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[[], Any]) -> None:
+    model = built(make)
+    engine = tiny_engine(model)
+    assert isinstance(engine.core.runner, PackedRunner)
+    asked = prompts(3, 2 * B if make not in (mamba, jamba) else B)
+    collectors = [ask(engine, p, max_tokens=6, temperature=0, ignore_eos=True) for p in asked]
+    for prompt, collector in zip(asked, collectors, strict=True):
+        collector.wait()
+        params = make_request(prompt, max_tokens=6, temperature=0, ignore_eos=True).params
+        assert collector.tokens() == oracle.generate(model, tiny_tokenizer(), prompt, params)
+    engine.stop()
+
+
+@pytest.mark.parametrize("make", DENSE)
+def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callable[[], Any]) -> None:
+    model = built(make)
+    engine = tiny_engine(model, prefix_cache=False)
+    lengths = (B - 4, 2 * B - 4, B - 2, 3 * B + 5, B - 4)  # whose answers need another block of memory
+    asked = [[(7 * place + number) % 251 for place in range(length)] for number, length in enumerate(lengths)]
+    expected = alone(engine, asked, 8)
+    assert together(engine, asked, 8) == expected
+    engine.stop()
+    tight = tiny_engine(model, prefix_cache=False, max_batch_tokens=2 * B)
+    tight.core.scheduler.pool.capacity = 8 * B
+    assert together(tight, asked, 8) == expected
+    assert tight.core.scheduler.preemptions
+    tight.stop()
+
+
+@pytest.mark.parametrize("make", [mamba2, falcon_h1, lfm2])
+def test_a_prompt_goes_on_from_the_last_block_of_an_earlier_one(make: Callable[[], Any]) -> None:
+    model = built(make)
+    (prompt, *_) = prompts(1, 10 * B)
+    prompt = (prompt * 10)[: 3 * B + 7]
+    asked = [prompt, [*prompt, *range(1, 90)], prompt]
+    plain, engine = tiny_engine(model, prefix_cache=False), tiny_engine(model)
+    assert alone(engine, asked, 4) == alone(plain, asked, 4)
+    assert engine.core.scheduler.prefix.hits == 6 * B
+    for each in (plain, engine):
+        each.stop()
+
+
+def test_where_prompts_part_the_third_one_goes_on_from_what_the_second_one_kept() -> None:
+    model = built(mamba2)
+    common = [(7 * place) % 251 for place in range(2 * B)]
+    asked = [[*common, *[number] * (B + 9)] for number in (1, 2, 3)]
+    plain, engine = tiny_engine(model, prefix_cache=False), tiny_engine(model)
+    hits = []
+    for number, prompt in enumerate(asked):
+        assert alone(engine, [prompt], 3) == alone(plain, [prompt], 3), number
+        hits.append(engine.core.scheduler.prefix.hits)
+    assert hits == [0, 0, 2 * B]
+    for each in (plain, engine):
+        each.stop()
+
+
+def test_a_step_that_fails_ends_one_sequence_and_the_others_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built(bamba)
+    engine = tiny_engine(model)
+    asked = prompts(3, B)
+    expected = alone(engine, asked, 6)
+    runner: Any = engine.core.runner
+    compute, failures = runner.compute, iter([False] * 3 + [True])
+
+    def failing(batch: Any) -> Any:
+        found = compute(batch)
+        if len(batch) == 3 and next(failures, False):
+            raise RuntimeError("after the states were written")
+        return found
+
+    monkeypatch.setattr(runner, "compute", failing)
+    assert together(engine, asked, 6) == expected
+    assert next(failures, None) is None
+    engine.stop()
+
+
+def test_what_cannot_be_served_with_recurrent_states_is_refused() -> None:
+    with pytest.raises(ServeError, match="cannot be taken out of this model's recurrent states"):
+        tiny_engine(built(mamba2), prompt_lookup=3)
+    with pytest.raises(ServeError, match="do not hold recurrent states of 8 sequences"):
+        tiny_engine(built(mamba2), kv_bytes=20_000, max_sequences=8)
+
+
+def test_states_leave_fewer_positions_for_keys_and_values() -> None:
+    engine = tiny_engine(built(bamba), kv_bytes=4 * 2**20, max_sequences=4)
+    runner: Any = engine.core.runner
+    (held,) = runner.states.values()
+    (per_token,) = runner.bytes_per_token().values()
+    taken = 8 * held  # four of the sequences, four that are kept
+    assert engine.core.scheduler.pool.capacity == (4 * 2**20 - taken) // per_token // B * B
+    engine.stop()
