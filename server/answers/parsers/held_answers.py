@@ -29,7 +29,7 @@ def held_answer(form: AnswerFormat | None, held: Expression) -> Expression:
     formats = form.formats
     calls = None
     if form.schemas and formats.tools in CALL_GRAMMARS:
-        calls = CALL_GRAMMARS[formats.tools](form.schemas, form.single)
+        calls = CALL_GRAMMARS[formats.tools]({name: dict(each) for name, each in form.schemas.items()}, form.single)
     if HARMONY in (formats.tools, formats.reasoning):
         return _harmony(held, calls if formats.tools == HARMONY else None)
     answer = held if calls is None else choice([calls, held])
