@@ -77,6 +77,13 @@ def test_functions_that_take_the_same_have_the_same_rules() -> None:
     assert many <= one + 41  # the choice, and a rule for each name
 
 
+def test_schemas_that_differ_have_the_rules_of_strings_and_white_space_in_common() -> None:
+    schemas = [json_text({"properties": {f"a{index}": {"type": "string"}}}) for index in range(20)]
+    rules = [line.split(" ::= ")[0] for line in grammar_text(xgrammar, choice(schemas)).splitlines()]
+    assert sum(name.endswith("_basic_string") for name in rules) == 1
+    assert len([name for name in rules if "whitespace" in name]) == 0
+
+
 def calls_of(number: int) -> Expression:
     called = [sequence(literal(name), json_text(schema)) for name, schema in functions(number).items()]
     return choice(called)
