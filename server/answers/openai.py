@@ -17,9 +17,11 @@ from bigmodel.server.text.codec import TextCodec
 DONE = b"data: [DONE]\n\n"
 
 
-def usage(done: Done) -> dict[str, Any]:
-    """OpenAI's usage object."""
+def usage(done: Done, reasoning: int | None = None) -> dict[str, Any]:
+    """OpenAI's usage object. ``reasoning``: tokens of it, where an answer may have some."""
+    details = {} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}
     return {
+        **details,
         **_token_counts(done.prompt_tokens, done.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": done.cached_tokens},
     }
@@ -53,11 +55,11 @@ class Chunks:
             after = f'}}], "usage": {json.dumps(_token_counts(prompt, completion))}}}'
         return event(f"{self._before}{index}, {fields}{after}")
 
-    def closing(self, done: Done) -> bytes:
+    def closing(self, done: Done, reasoning: int | None = None) -> bytes:
         """The usage chunk, if requested, and the end of the stream."""
         if not self._wants_usage:
             return DONE
-        numbers = json.dumps(usage(done))
+        numbers = json.dumps(usage(done, reasoning))
         return event(f'{self._head}, "choices": [], "usage": {numbers}}}') + DONE
 
 
@@ -190,13 +192,22 @@ class _ChatChoice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reason: str | None = None
     streamed: int = 0  # tokens
+    tokens: int = 0
+    reasoning_tokens: int = 0
+    answers: bool = False  # has something other than reasoning
 
     def read(self, delta: Delta) -> list[AnswerPart]:
         """The parts of the answer in a delta; at the end also what the parser held back."""
         if self.parser is None:
             return [Content(delta.text)] if delta.text else []
         parts = self.parser.push(delta.text)
-        return parts if delta.finish_reason is None else parts + self.parser.finish()
+        if delta.finish_reason is not None:
+            parts += self.parser.finish()
+        self.tokens += len(delta.token_ids)
+        self.answers = self.answers or any(not isinstance(part, Reasoning) for part in parts)
+        if parts and not self.answers:
+            self.reasoning_tokens = self.tokens
+        return parts
 
     def note_call(self, call: ToolCall, call_id: str) -> dict[str, Any]:
         """Count a call; returns its JSON."""
@@ -279,7 +290,11 @@ class ChatAnswer:
 
     def closing(self, done: Done) -> bytes:
         """The usage chunk, if requested, and the end of the stream."""
-        return self._chunks.closing(done)
+        return self._chunks.closing(done, self._reasoning_tokens)
+
+    @property
+    def _reasoning_tokens(self) -> int | None:
+        return None if self._format is None else sum(choice.reasoning_tokens for choice in self._choices)
 
     def failed(self, status: int, error: dict[str, Any]) -> bytes:
         """The error as an event."""
@@ -314,7 +329,7 @@ class ChatAnswer:
         return {
             **self._head,
             "choices": choices,
-            "usage": usage(done),
+            "usage": usage(done, self._reasoning_tokens),
         }
 
 

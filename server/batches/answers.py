@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from bigmodel.server.batches.file_store import FileStore, PendingFile
 from bigmodel.server.batches.lines import CheckedInput
 from bigmodel.server.batches.records import Batch
+from bigmodel.server.batches.usage import BatchUsage, usage_of
 
 _LINE = re.compile(rb'\{"id": "batch_req_[0-9a-f]{32}([0-9a-f]{8})", ')
 
@@ -40,6 +42,7 @@ class AnswerFiles:
     Attributes:
         done: Numbers of the requests that have an answer.
         completed: How many of these succeeded.
+        usage: The tokens that these took.
     """
 
     def __init__(self, files: FileStore, batch: Batch) -> None:
@@ -50,7 +53,8 @@ class AnswerFiles:
         except BaseException:
             self._outputs.close()
             raise
-        succeeded = _numbers(self._outputs)
+        self.usage = BatchUsage()
+        succeeded = _numbers(self._outputs, self._add_usage)
         self.completed = len(succeeded)
         self.done = succeeded | _numbers(self._errors)
 
@@ -66,6 +70,8 @@ class AnswerFiles:
         file = self._outputs if answered.succeeded else self._errors
         file.write(self._line(number, custom_id, response, b"null"))
         self._note(number, succeeded=answered.succeeded)
+        if answered.succeeded:
+            self._add_usage(answered.body)
 
     def add_missing(self, requests: CheckedInput, code: str, message: str) -> None:
         """Append the same error for each request that has no answer."""
@@ -98,6 +104,9 @@ class AnswerFiles:
             with suppress(OSError):
                 file.close()
 
+    def _add_usage(self, answer: bytes) -> None:
+        self.usage += usage_of(answer)
+
     def _note(self, number: int, *, succeeded: bool) -> None:
         self.done.add(number)
         self.completed += succeeded
@@ -118,7 +127,7 @@ def _on_one_line(body: bytes) -> bytes:
     return body.replace(b"\n", b" ")  # between values, where one has any
 
 
-def _numbers(file: PendingFile) -> set[int]:
+def _numbers(file: PendingFile, seen: Callable[[bytes], None] | None = None) -> set[int]:
     """Numbers of the requests that a file has answers to."""
-    found = (_LINE.match(line) for line in file.complete_lines())
+    found = (_LINE.match(line) for line in file.complete_lines(seen))
     return {int(match[1], 16) for match in found if match}

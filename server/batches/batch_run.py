@@ -239,8 +239,9 @@ class BatchRun:
     def _count(self) -> None:
         """Bring the counts of the record up to date, in memory."""
         assert self._answers is not None
-        completed, failed = self._answers.completed, self._answers.failed
-        self._tools.batches.put(self.batch.changed(completed=completed, failed=failed))
+        answers = self._answers
+        counts = {"completed": answers.completed, "failed": answers.failed, "usage": answers.usage}
+        self._tools.batches.put(self.batch.changed(**counts))
 
     # --- the end ----------------------------------------------------------------------------------------
 

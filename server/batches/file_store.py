@@ -168,8 +168,8 @@ class PendingFile:
         self.size = self._file.seek(0, os.SEEK_END)
         store._count(file_id, self.size)
 
-    def complete_lines(self) -> list[bytes]:
-        """The first 128 bytes of each line; what follows the last complete one is cut off.
+    def complete_lines(self, seen: Callable[[bytes], None] | None = None) -> list[bytes]:
+        """The first 128 bytes of each line; ``seen`` is given it whole. What follows the last complete one is cut off.
 
         That is what a process wrote when it was killed.
         """
@@ -180,6 +180,8 @@ class PendingFile:
                     break
                 complete += len(line)
                 found.append(line[:128])
+                if seen is not None:
+                    seen(line)
         self._file.truncate(complete)
         self.size = self._file.seek(complete)
         self._store._count(self.id, self.size)

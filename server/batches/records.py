@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from bigmodel.server.batches.usage import BatchUsage
+
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 """States of a batch that are its last."""
@@ -83,6 +85,7 @@ class Batch(Record):
     total: int = 0
     completed: int = 0
     failed: int = 0
+    usage: BatchUsage = BatchUsage()
     errors: tuple[InputError, ...] = ()
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -130,11 +133,12 @@ class Batch(Record):
 
     def view(self) -> dict[str, Any]:
         """The object that clients see."""
-        inside = {"owner", "output_seconds", "output_id", "error_id", "total", "completed", "failed", "errors"}
+        inside = {"owner", "output_seconds", "output_id", "error_id", "total", "completed", "failed", "errors", "usage"}
         errors = [error.model_dump() for error in self.errors]
         return {
             **self.model_dump(exclude=inside),
             "object": "batch",
             "errors": {"object": "list", "data": errors} if errors else None,
             "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "usage": self.usage.view(),
         }

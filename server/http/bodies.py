@@ -93,6 +93,18 @@ def by_type(*names: str) -> Discriminator:
     )
 
 
+def string_or_type(*names: str) -> Discriminator:
+    """Tell "a string" from objects, which have the tag "the type NAME"; an object of no known type is of the first."""
+
+    def tag(given: Any) -> str:
+        kind = _type_of(given)
+        if not isinstance(given, dict | BaseModel):
+            return "a string"
+        return kind if kind in {f"the type {name}" for name in names} else f"the type {names[0]}"
+
+    return Discriminator(tag)
+
+
 def disagrees(field: str, why: str) -> PydanticCustomError:
     """The validation error of a ``field`` that contradicts another one."""
     return PydanticCustomError(DISAGREES, why, {"field": field})

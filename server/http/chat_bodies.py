@@ -8,7 +8,7 @@ from pydantic import Field, Tag, model_validator
 
 from bigmodel.server.http.bodies import MAX_TOP_LOGPROBS, Body, FreeObject, Labels, Sampling, Text, by_type, disagrees
 from bigmodel.server.http.call_arguments import with_object
-from bigmodel.server.http.tool_bodies import Function, NamedTool, ToolChoice, ToolList
+from bigmodel.server.http.tool_bodies import AllowedToolsChoice, Function, NamedTool, ToolChoice, ToolList
 
 MAX_MESSAGES = 10_000
 
@@ -149,26 +149,37 @@ class ChatBody(Sampling, TemplateFields):
     @model_validator(mode="after")
     def _tools_agree(self) -> ChatBody:
         given = {tool.function.name for tool in self.tools or ()}
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in given:
-            raise disagrees("tool_choice", f"'{self.tool_choice.function.name}' is not among the tools")
+        for name in self._named or ():
+            if name not in given:
+                raise disagrees("tool_choice", f"'{name}' is not among the tools")
         if self.tool_choice == "required" and not given:
             raise disagrees("tool_choice", "is 'required', but there are no tools")
-        held = self.response_format is not None and self.response_format.type != "text"
-        if held and self.functions and not self.call_required:  # an answer of calls alone has no text to be held
-            raise disagrees("response_format", "is not supported together with tools; set tool_choice to 'none'")
         return self
 
     @property
     def functions(self) -> dict[str, Function]:
         """The functions that the answer may call, by name."""
-        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        named = self._named
         given = () if self.tool_choice == "none" else self.tools or ()
-        return {tool.function.name: tool.function for tool in given if named in (None, tool.function.name)}
+        return {tool.function.name: tool.function for tool in given if named is None or tool.function.name in named}
+
+    @property
+    def _named(self) -> list[str] | None:
+        """Names of the functions that `tool_choice` allows; None for all."""
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool):
+            return [choice.function.name]
+        if isinstance(choice, AllowedToolsChoice):
+            return [tool.function.name for tool in choice.allowed_tools.tools]
+        return None
 
     @property
     def call_required(self) -> bool:
         """Whether the answer has to be a call, or several."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        choice = self.tool_choice
+        if isinstance(choice, AllowedToolsChoice):
+            return choice.allowed_tools.mode == "required"
+        return choice == "required" or isinstance(choice, NamedTool)
 
     @property
     def single_call(self) -> bool:

@@ -110,7 +110,7 @@ async def prepare_chat(
         codec,
         max_tokens=token_limit(body.limit, None, len(prompt), engine.core.max_length, "messages"),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=await grammar_of(body, model, http),
+        grammar=await grammar_of(body, model, http, form),
         reasoning=None if budget is None else reasoning_budget(budget, form, codec),
         kept_special=None if form is None else form.kept,
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from fastapi import Request as HTTPRequest
 
-from bigmodel.server.answers.parsers.formats import AnswerFormat, ModelFormats
+from bigmodel.server.answers.parsers.formats import AnswerFormat
+from bigmodel.server.answers.parsers.held_answers import held_answer
 from bigmodel.server.engine.engine import Engine, EngineStoppedError, QueueFullError
-from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError, available
+from bigmodel.server.engine.sampling.expressions import Expression, json_text
+from bigmodel.server.engine.sampling.grammar import ANY_OBJECT, Grammar, GrammarError, available
 from bigmodel.server.engine.sampling.reasoning_budget import ReasoningBudget
 from bigmodel.server.engine.sampling.tool_schema import calls_schema
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
@@ -114,8 +115,13 @@ def token_limit(
     return wanted
 
 
-async def grammar_of(body: Sampling, model: RunningModel, http: HTTPRequest) -> Grammar | None:
-    """The compiled schema of the answer; None for free text, 400 for one that cannot be enforced."""
+async def grammar_of(
+    body: Sampling, model: RunningModel, http: HTTPRequest, form: AnswerFormat | None = None
+) -> Grammar | None:
+    """The compiled grammar of the answer; None for free text, 400 for one that cannot be enforced.
+
+    ``form``: how the answer is read, if it may have reasoning or calls beside its text.
+    """
     field = held_to(body)
     if field is None:
         return None
@@ -123,13 +129,13 @@ async def grammar_of(body: Sampling, model: RunningModel, http: HTTPRequest) -> 
         why = "this server cannot enforce a format: xgrammar is not installed"
         raise bad_value(field, why, code="unsupported_parameter")
     try:
-        schema = _schema(body)
+        expression = _expression(body, form)
         # Those that were compiled before do not wait for those that are compiled now.
-        known = await in_turn(http)(ANY_SIZE, lambda: model.grammar_compiler().kept(schema))
+        known = await in_turn(http)(ANY_SIZE, lambda: model.grammar_compiler().kept(expression))
         if known is not None:
             return known
         async with turn(state_of(http).compiling, http):
-            return await in_thread(lambda: model.grammar_compiler().compile(schema))
+            return await in_thread(lambda: model.grammar_compiler().compile(expression))
     except GrammarError as error:
         raise bad_value("tools" if field == "tool_choice" else field, str(error)) from error
 
@@ -142,28 +148,29 @@ def held_to(body: Sampling) -> str | None:
     return None if wanted is None or wanted.type == "text" else "response_format"
 
 
-def _schema(body: Sampling) -> dict[str, Any] | None:
-    """The schema of the answer; None for any object."""
+def _expression(body: Sampling, form: AnswerFormat | None) -> Expression:
+    """What the answer may be."""
     if isinstance(body, ChatBody) and body.call_required:
         functions = {name: function.arguments for name, function in body.functions.items()}
-        return calls_schema(functions, single=body.single_call)
+        return json_text(calls_schema(functions, single=body.single_call))
     wanted = body.response_format
-    return None if wanted is None or wanted.json_schema is None else wanted.json_schema.schema_
+    schema = None if wanted is None or wanted.json_schema is None else wanted.json_schema.schema_
+    return held_answer(form, json_text(ANY_OBJECT if schema is None else schema))
 
 
 def answer_format(body: ChatBody, model: RunningModel, prompt: list[int]) -> AnswerFormat | None:
     """How the answers to a chat are read; None where they are shown as the model writes them."""
     held, codec = held_to(body), model.codec
-    formats = ModelFormats() if held == "response_format" else model.formats
+    formats = model.formats
     functions = {name: function.arguments for name, function in body.functions.items()}
     strict = frozenset(name for name, function in body.functions.items() if function.strict)
-    if formats.reasoning is None and not (functions and (formats.tools is not None or held)):
+    if formats.reasoning is None and not (functions and (formats.tools is not None or held == "tool_choice")):
         return None
     return AnswerFormat(
         formats,
         codec.special_texts,
         functions,
-        frozenset() if held else strict,  # a grammar holds them
+        frozenset() if held == "tool_choice" else strict,  # a grammar holds them
         single=body.single_call,
         forced=held == "tool_choice",
         opened=formats.ends_within_reasoning(codec.decode(prompt[-PROMPT_END:], skip_special_tokens=False)),

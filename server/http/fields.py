@@ -134,6 +134,7 @@ NOTES: dict[str, str] = {
     "speed": "there is one",
     "best_of": "where it is `n`",
     "reasoning_effort": "where the chat template has levels of it, else `medium`, and `none` where it has a switch",
+    "output_format": "as `output_config.format`",
     "output_config": "`effort` where the chat template has levels of it, else `high`",
     "reasoning": "`effort` as `reasoning_effort` of chats; `summary` may be `auto`",
     "thinking_token_budget": "of models whose reasoning ends with a tag",

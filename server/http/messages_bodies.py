@@ -189,6 +189,20 @@ class CountTokensBody(_Cached):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonOutput | None = None
+
+    @model_validator(mode="after")
+    def _one_format(self) -> CountTokensBody:
+        newer = None if self.output_config is None else self.output_config.format
+        if None not in (newer, self.output_format) and newer != self.output_format:
+            raise disagrees("output_format", "is not what output_config.format says; give one of them")
+        return self
+
+    @property
+    def format(self) -> JsonOutput | None:
+        """The form of the answer; `output_format` is the older name of it."""
+        newer = None if self.output_config is None else self.output_config.format
+        return newer or self.output_format
 
 
 class MessagesBody(CountTokensBody):

@@ -54,9 +54,9 @@ def chat_fields(body: CountTokensBody) -> dict[str, Any]:
         fields["thinking_token_budget"] = body.thinking.budget_tokens
     if body.output_config is not None:
         fields["reasoning_effort"] = body.output_config.effort
-        if body.output_config.format is not None:
-            schema = {"name": "answer", "schema": body.output_config.format.schema_}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if body.format is not None:
+        schema = {"name": "answer", "schema": body.format.schema_}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(body, MessagesBody):
         fields |= {name: getattr(body, name) for name in ("max_tokens", "stream", "temperature", "top_k", "top_p")}
         fields["stop"] = body.stop_sequences

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from bigmodel.server.http.bodies import (
-    BY_SHAPE,
     MAX_TOP_LOGPROBS,
     Body,
     FreeObject,
@@ -16,6 +15,7 @@ from bigmodel.server.http.bodies import (
     Text,
     by_type,
     disagrees,
+    string_or_type,
 )
 from bigmodel.server.http.chat_bodies import MAX_MESSAGES, ReasoningEffort
 from bigmodel.server.http.tool_bodies import FunctionName, few_tools
@@ -165,9 +165,19 @@ class NamedFunction(Body):
     name: Text
 
 
+class AllowedFunctions(Body):
+    """The functions that may be called, of all that are given."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, fail_fast=True), BeforeValidator(few_tools)]
+
+
 FunctionChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("a string")] | Annotated[NamedFunction, Tag("an object")],
-    BY_SHAPE,
+    Annotated[Literal["none", "auto", "required"], Tag("a string")]
+    | Annotated[NamedFunction, Tag("the type function")]
+    | Annotated[AllowedFunctions, Tag("the type allowed_tools")],
+    string_or_type("function", "allowed_tools"),
 ]
 
 

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from bigmodel.server.http.responses_bodies import (
+    AllowedFunctions,
     CallItem,
     CallOutputItem,
     InputImage,
@@ -47,7 +48,10 @@ def chat_fields(body: ResponsesBody) -> dict[str, Any]:
         fields["tools"] = [{"type": "function", "function": function} for function in given]
     choice = body.tool_choice
     if isinstance(choice, NamedFunction):
-        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        fields["tool_choice"] = _named(choice)
+    elif isinstance(choice, AllowedFunctions):
+        allowed = {"mode": choice.mode, "tools": [_named(each) for each in choice.tools]}
+        fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
     else:
         fields["tool_choice"] = choice
     if body.reasoning is not None:
@@ -57,6 +61,10 @@ def chat_fields(body: ResponsesBody) -> dict[str, Any]:
         schema = form.model_dump(by_alias=True, exclude={"type"}) if form.type == "json_schema" else None
         fields["response_format"] = {"type": form.type, "json_schema": schema}
     return fields
+
+
+def _named(function: NamedFunction) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function.name}}
 
 
 def _messages(body: ResponsesBody) -> Iterator[dict[str, Any]]:

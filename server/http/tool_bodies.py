@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema, model_validator
 
 from bigmodel.server.answers.parsers.schema_check import unchecked_keyword
-from bigmodel.server.http.bodies import BY_SHAPE, Body, FreeObject, Text, disagrees
+from bigmodel.server.http.bodies import Body, FreeObject, Text, disagrees, string_or_type
 
 MAX_TOOLS = 512
 
@@ -85,7 +85,21 @@ class NamedTool(Body):
     function: FunctionChoice
 
 
+class AllowedTools(Body):
+    """The tools that may be called, of all that are given; the chat template shows all of them."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True), BeforeValidator(few_tools)]
+
+
+class AllowedToolsChoice(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("a string")] | Annotated[NamedTool, Tag("an object")],
-    BY_SHAPE,
+    Annotated[Literal["none", "auto", "required"], Tag("a string")]
+    | Annotated[NamedTool, Tag("the type function")]
+    | Annotated[AllowedToolsChoice, Tag("the type allowed_tools")],
+    string_or_type("function", "allowed_tools"),
 ]

@@ -79,6 +79,8 @@ def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, endpoint: A
     assert (batch.request_counts.total, batch.request_counts.completed) == (3, 3)
     assert batch.output_file_id is not None
     found = answers(client, batch.output_file_id)
+    assert batch.usage is not None
+    assert batch.usage.total_tokens == sum(each["response"]["body"]["usage"]["total_tokens"] for each in found)
     assert sorted(answer["custom_id"] for answer in found) == ["r0", "r1", "r2"]
     for answer in found:
         assert answer["response"]["body"]["model"] == MODEL

@@ -199,7 +199,7 @@ def test_an_answer_is_held_to_a_schema(client: openai.OpenAI) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [TIME, TIME]}, "tools.1.name"),
         ({"tools": [TIME], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
-        ({"tools": [TIME], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tools": [TIME], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode"),
         ({"include": ["file_search_call.results"]}, "include.0"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),

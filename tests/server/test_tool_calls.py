@@ -208,7 +208,6 @@ def test_a_call_can_be_required(url: str, choice: Any, stream: bool) -> None:
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
             "tools.0.function.parameters.type",
         ),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [TIME] * 600}, "tools"),
     ],
 )

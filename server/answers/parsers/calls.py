@@ -8,6 +8,7 @@ from typing import Any
 
 from bigmodel.server.answers.parsers.reader import Reading, TextReader, ToolCall
 from bigmodel.server.answers.parsers.schema_check import fits
+from bigmodel.server.answers.parsers.value_grammars import read_value
 
 
 class Tools:
@@ -61,13 +62,8 @@ class Tools:
         return found if isinstance(found, dict) else {}
 
     def argument(self, name: str, key: str, text: str) -> Any:
-        """Return the value of an argument written as plain text: text where the schema says so, or as no JSON."""
-        schema = self.parameters(name).get(key)
-        kind = schema.get("type") if isinstance(schema, dict) else None
-        if kind == "string":
-            return text
-        value = read_json(text)
-        return text if value is None and text.strip() != "null" else value
+        """Return the value of an argument written as plain text, of a type that its schema has."""
+        return read_value(text, read_json(text), self.parameters(name).get(key), self._schemas.get(name, {}))
 
 
 def read_json(text: str) -> Any:

@@ -45,7 +45,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": ToolFormat(hermes.read, (hermes.BEGIN, hermes.END)),
     "llama3": ToolFormat(llama3.read, (llama3.TAG,)),
     "mistral": ToolFormat(mistral.read, (mistral.CALLS, mistral.CALL_ID, mistral.ARGS), mistral.new_id),
-    "qwen-xml": ToolFormat(qwen_xml.read, (hermes.BEGIN, hermes.END)),
+    "qwen-xml": ToolFormat(qwen_xml.read, (hermes.BEGIN, hermes.END, *qwen_xml.MARKERS)),
 }
 
 REASONING_TAGS: dict[str, tuple[str, str]] = {

@@ -15,8 +15,8 @@ _TOKEN = re.compile(
     r"""|(?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<sign>[\[\](){},:=;]))""",
     re.DOTALL,
 )
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\n": ""}
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 _CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 
 
@@ -100,7 +100,7 @@ class _Calls:
         if kind == "number":
             return int(text) if text.lstrip("-").isdecimal() else float(text)
         if kind == "text":
-            return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[1]), text[1:-1])
+            return _whole(_ESCAPE.sub(_unescaped, text[1:-1]))
         if kind == "name" and text in _CONSTANTS:
             return _CONSTANTS[text]
         if text in ("[", "("):
@@ -146,3 +146,13 @@ class _Calls:
             raise _NoCallsError
         self._at += 1
         return text
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    code = found[1] or found[2]
+    return chr(int(code, 16)) if code else _ESCAPED.get(found[3], found[3])
+
+
+def _whole(text: str) -> str:
+    """Text whose pairs of surrogates, as JSON escapes them, are characters."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")

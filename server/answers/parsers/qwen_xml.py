@@ -8,6 +8,7 @@ from bigmodel.server.answers.parsers.reader import Reading, TextReader, ToolCall
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+MARKERS = (FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
 
 
 def read(reader: TextReader, tools: Tools) -> Reading[None]:

@@ -125,9 +125,13 @@ class TextReader:
         self._text += text
         self._ended = last
 
-    def until(self, markers: tuple[str, ...], sink: Sink) -> Reading[Found]:
-        """Pass the text before the first of `markers` to `sink`; return the marker. No marker contains another one."""
-        known = (*markers, *(marker for marker in self._hidden if marker not in markers))
+    def until(self, markers: tuple[str, ...], sink: Sink, *, whole: bool = False) -> Reading[Found]:
+        """Pass the text before the first of `markers` to `sink`; return the marker. No marker contains another one.
+
+        Other hidden texts are left out, unless the ``whole`` text is wanted.
+        """
+        others = () if whole else self._hidden
+        known = (*markers, *(marker for marker in others if marker not in markers))
         while True:
             places = [(at, marker) for marker in known if (at := self._text.find(marker)) >= 0]
             if places:
@@ -140,8 +144,8 @@ class TextReader:
                 if wanted:
                     return Found(gap, marker)
                 continue
-            whole = self._ended or not known
-            shown = len(self._text) if whole else _without_gap(self._text, _without_beginning(self._text, known))
+            all_of_it = self._ended or not known
+            shown = len(self._text) if all_of_it else _without_gap(self._text, _without_beginning(self._text, known))
             sink(self._text[:shown])
             self._text = self._text[shown:]
             if self._ended:
@@ -149,9 +153,9 @@ class TextReader:
             yield
 
     def collect(self, *markers: str) -> Reading[tuple[str, Found]]:
-        """Return the text before the first of `markers`, and the marker."""
+        """Return the text before the first of `markers`, hidden texts in it included, and the marker."""
         pieces: list[str] = []
-        found = yield from self.until(markers, pieces.append)
+        found = yield from self.until(markers, pieces.append, whole=True)
         return "".join(pieces), found
 
     def space(self) -> Reading[str]:

@@ -56,8 +56,13 @@ def fits(value: Any, schema: Any) -> bool:
 
     Nothing fits a schema that is none.
     """
+    return fits_part(value, schema, schema)
+
+
+def fits_part(value: Any, part: Any, root: Any) -> bool:
+    """As :func:`fits`, for a ``part`` of the schema ``root``."""
     try:
-        return _Check(schema).fits(value, schema)
+        return _Check(root).fits(value, part)
     except (RecursionError, _TooLongError):
         return False
     except (TypeError, AttributeError):  # a keyword has a value of the wrong type

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from bigmodel.errors import ServeError
+from bigmodel.server.engine.sampling.expressions import Expression, schemas_in
 from bigmodel.server.engine.sampling.grammar_worker import CompileError, GrammarWorker
 from bigmodel.server.engine.sampling.kept import Kept
 
@@ -64,6 +65,7 @@ class GrammarCompiler:
         self._info = xgrammar.TokenizerInfo.from_huggingface(
             tokenizer, vocab_size=vocabulary_size, stop_token_ids=stops or None
         )
+        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         self._vocabulary_size = vocabulary_size
         self._stops = tuple(stops)
         self._worker = GrammarWorker(self._info.serialize_json(), bool(stops))
@@ -71,30 +73,30 @@ class GrammarCompiler:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the compiled grammars that are kept, as they are serialised."""
+        """Bytes of the compiled grammars that are kept."""
         return self._kept.nbytes
 
-    def compile(self, schema: dict[str, Any] | None) -> Grammar:
-        """Return a grammar for ``schema``, or for any JSON object with None.
+    def compile(self, expression: Expression) -> Grammar:
+        """Return the grammar of an answer.
 
-        Objects and arrays have no members beyond those of the schema, unless it allows them explicitly.
+        Objects and arrays have no members beyond those of their schema, unless it allows them explicitly.
 
         Raises:
-            GrammarError: the schema cannot be enforced, or takes too much to compile.
+            GrammarError: a schema cannot be enforced, or the grammar takes too much to compile.
         """
-        text = json.dumps(ANY_OBJECT if schema is None else schema)
-        return self.kept(schema) or _usable(self._compiled(text))
+        return self.kept(expression) or _usable(self._compiled(json.dumps(expression)))
 
-    def kept(self, schema: dict[str, Any] | None) -> Grammar | None:
-        """Return the grammar for ``schema`` if it is kept, None if it would have to be compiled. Takes little time.
+    def kept(self, expression: Expression) -> Grammar | None:
+        """Return the grammar of an answer if it is kept, None if it would have to be compiled. Takes little time.
 
         Raises:
             GrammarError: as for :meth:`compile`, where that is known.
         """
-        wanted = ANY_OBJECT if schema is None else schema
-        _refuse_too_large(wanted)
-        _refuse_unenforced(wanted, "schema")
-        known = self._kept.get(json.dumps(wanted))
+        schemas = list(schemas_in(expression))
+        _refuse_too_large(schemas)
+        for schema in schemas:
+            _refuse_unenforced(schema, "schema")
+        known = self._kept.get(json.dumps(expression))
         return None if known is None else _usable(known)
 
     def close(self) -> None:
@@ -102,14 +104,17 @@ class GrammarCompiler:
         self._worker.close()
 
     def _compiled(self, text: str) -> tuple[Grammar, int] | str:
-        """Compile a schema and keep the grammar, or why there is none."""
+        """Compile an expression and keep the grammar, or why there is none."""
         import xgrammar
 
         found: tuple[Grammar, int] | str
         try:
-            serialised = self._worker.compile(text)
-            compiled = xgrammar.CompiledGrammar.deserialize_json(serialised, self._info)
-            found = Grammar(compiled, self._vocabulary_size, self._stops), len(serialised)
+            ready = self._worker.compile(text)
+            if ready.serialised:
+                compiled = xgrammar.CompiledGrammar.deserialize_json(ready.text, self._info)
+            else:
+                compiled = self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(ready.text))
+            found = Grammar(compiled, self._vocabulary_size, self._stops), compiled.memory_size_bytes
         except CompileError as error:
             found = str(error)
         self._kept.put(text, found)
@@ -186,9 +191,9 @@ class GrammarState:
             raise RuntimeError(f"token {token_id} does not fit the grammar")
 
 
-def _refuse_too_large(schema: Any) -> None:
-    """Raise :class:`GrammarError` for a schema whose compilation would take too long."""
-    parts, level = 0, [schema]
+def _refuse_too_large(schemas: list[Any]) -> None:
+    """Raise :class:`GrammarError` for schemas whose compilation would take too long."""
+    parts, level = 0, schemas
     for _ in range(DEPTH):
         parts += sum(isinstance(part, dict) for part in level)
         if parts > _PARTS:

@@ -5,15 +5,14 @@ that compiles it. Here that ends a child of a worker process, not the server. Th
 the libraries are imported once, whatever becomes of the children.
 
 Server and worker exchange JSON texts over a socket, the worker's standard input. The first one describes the tokenizer;
-then each schema is answered by the compiled grammar as xgrammar serialises it, or by an error. The worker ends, and its
-child with it, when the socket is closed.
+then the expression of each answer is answered by a grammar or by an error. The worker ends, and its child with it, when
+the socket is closed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -22,12 +21,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from socket import socketpair
 from typing import Any
 
 from bigmodel.errors import ServeError
+from bigmodel.server.engine.sampling.grammar_text import grammar_text
 
 START_SECONDS = 60.0
 """Time limit of the worker for importing its libraries."""
@@ -51,8 +52,18 @@ BRIEF_SECONDS = 0.25
 MEMORY_BYTES = 1 << 30
 """Memory limit for a schema, in addition to the worker's memory at its start."""
 
+STACK_BYTES = 2 << 20
+"""Stack limit for a schema."""
+
 GRAMMAR_BYTES = 8 << 20
-"""Longest compiled grammar that is accepted."""
+"""Largest compiled grammar that is accepted, in memory and as it is sent."""
+
+SHORT_SECONDS = 0.5
+"""Processor time of a grammar that the server compiles itself from its text, once that has succeeded here.
+
+xgrammar serialises all edges of a grammar once for each of its rules: that of 80 functions takes 30 ms and 1.2 MB to
+compile, and 69 MB as text.
+"""
 
 MASK_SECONDS = 0.05
 """Limit of processor time for the mask of one token: the engine's other sequences wait for it."""
@@ -60,27 +71,19 @@ MASK_SECONDS = 0.05
 WALK_SECONDS = 0.3
 """Time for which masks of a possible answer are tried after compiling."""
 
-WHITESPACE = 4
-"""Consecutive whitespace characters in an answer; with any number of them a model may never end."""
-
-
-# Texts, sets of characters, and strings of bounded length, in a grammar that xgrammar has written.
-_PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|(\w+_characters)\{(\d+), (\d+)\}')
-# The set for a string whose length is bounded, which has tabs and other control characters: these are not JSON.
-_BOUNDED = r"""[^\"\\\r\n]"""
-_BOUNDED_JSON = r"""[^\"\\\0-\x1f]"""
-
-BLOCK = 32
-"""Characters of a bounded string that are counted at once: a compiled grammar grows with their square."""
-
-MOST_BLOCKS = 512
-"""Longer strings are not counted in blocks: they compile to more than `GRAMMAR_BYTES` either way."""
-
 _NOT_WITHIN = f"it is not compiled within {WAIT_SECONDS:g} seconds; describe less of the answer"
 
 
 class CompileError(ServeError):
     """A schema was not compiled; the message says why."""
+
+
+@dataclass(frozen=True)
+class CompiledText:
+    """A grammar that has been compiled: as xgrammar serialises it, or its own text."""
+
+    text: str
+    serialised: bool
 
 
 class GrammarWorker:
@@ -98,18 +101,21 @@ class GrammarWorker:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
 
-    def compile(self, schema: str) -> str:
-        """Return the compiled grammar of a JSON schema, serialised by xgrammar.
+    def compile(self, expression: str) -> CompiledText:
+        """Return the grammar of an answer: compiled and serialised, or its text where compiling it takes little.
+
+        Args:
+            expression: JSON text of it, see :mod:`bigmodel.server.engine.sampling.expressions`.
 
         Raises:
             CompileError: the schema is wrong, takes too much, or ended the worker.
         """
         with self._lock:
             pipe = self._running()
-            answer = self._ask(pipe, schema, WAIT_SECONDS + GRACE_SECONDS)
+            answer = self._ask(pipe, expression, WAIT_SECONDS + GRACE_SECONDS)
         if "error" in answer:
             raise CompileError(answer["error"])
-        return str(answer["grammar"])
+        return CompiledText(str(answer["grammar"]), bool(answer["serialised"]))
 
     def close(self) -> None:
         """End the process."""
@@ -176,8 +182,8 @@ def _work(pipe: Connection) -> None:
     pipe.send_bytes(b"{}")
     os.nice(NICE - os.nice(0))  # running requests come first; the first schema waits for the imports
     while True:
-        schema = pipe.recv_bytes().decode()
-        compiled = partial(_compiled, xgrammar, compiler, schema, info.vocab_size, hello["has_stops"])
+        expression = pipe.recv_bytes().decode()
+        compiled = partial(_compiled, xgrammar, compiler, expression, info.vocab_size, hello["has_stops"])
         pipe.send_bytes(_in_child(pipe, compiled, hello["seconds"]))
 
 
@@ -198,6 +204,8 @@ def _in_child(pipe: Connection, function: Callable[[], bytes], seconds: float) -
         try:
             most = _address_space() + MEMORY_BYTES
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            # Its main thread has the least stack that a thread of the server has: there short grammars compile again.
+            resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
             signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
             theirs.send_bytes(function())
         finally:
@@ -226,51 +234,23 @@ def _in_child(pipe: Connection, function: Callable[[], bytes], seconds: float) -
     return answer
 
 
-def _compiled(xgrammar: Any, compiler: Any, schema: str, vocabulary_size: int, has_stops: bool) -> bytes:
-    """Compile a schema and return the answer to the server."""
+def _compiled(xgrammar: Any, compiler: Any, expression: str, vocabulary_size: int, has_stops: bool) -> bytes:
+    """Compile a grammar and return the answer to the server."""
     try:
-        compiled = compiler.compile_grammar(_grammar(xgrammar, schema))
+        text = grammar_text(xgrammar, json.loads(expression))
+        began = time.thread_time()
+        compiled = compiler.compile_grammar(xgrammar.Grammar.from_ebnf(text))
+        short = time.thread_time() - began < SHORT_SECONDS
         _try_masks(xgrammar, compiled, vocabulary_size, has_stops)
-        grammar = compiled.serialize_json()
-        if len(grammar) > GRAMMAR_BYTES:
-            raise ValueError(f"it compiles to {len(grammar)} bytes, more than {GRAMMAR_BYTES}")
+        grammar = text if short else compiled.serialize_json()
+        size = max(len(grammar), compiled.memory_size_bytes)
+        if size > GRAMMAR_BYTES:
+            raise ValueError(f"it compiles to {size} bytes, more than {GRAMMAR_BYTES}")
     except MemoryError:
         return _error("compiling it takes too much memory; describe less of the answer")
     except (RuntimeError, ValueError) as error:
         return _error(_last_line(error))
-    return json.dumps({"grammar": grammar}).encode()
-
-
-def _grammar(xgrammar: Any, schema: str) -> Any:
-    """Return the grammar of a schema's answers: without control characters in strings, and with long strings counted in
-    blocks."""
-    grammar = xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=WHITESPACE)
-    rules: dict[str, str] = {}
-
-    def mended(piece: re.Match[str]) -> str:
-        if piece[1] is not None:
-            return _in_blocks(piece[1], int(piece[2]), int(piece[3]), rules) or piece[0]
-        return _BOUNDED_JSON if piece[0] == _BOUNDED else piece[0]
-
-    written = str(grammar)
-    text = _PIECE.sub(mended, written)
-    if text == written:
-        return grammar
-    return xgrammar.Grammar.from_ebnf("\n".join([text, *(f"{name} ::= {rule}" for name, rule in rules.items()), ""]))
-
-
-def _in_blocks(one: str, least: int, most: int, rules: dict[str, str]) -> str:
-    """Return `least` to `most` of the rule ``one`` as an expression, with what it needs in `rules`; "" where few are
-    counted."""
-    blocks, rest = divmod(most - least, BLOCK)
-    if not 2 <= blocks <= MOST_BLOCKS:
-        return ""
-    rules[f"{one}_block"] = f"{one}{{{BLOCK}, {BLOCK}}}"
-    rules[f"{one}_{rest}_0"] = f"{one}{{0, {rest}}}" if rest else '""'
-    for number in range(1, blocks + 1):  # a whole block and those behind it, or less than a block
-        rules[f"{one}_{rest}_{number}"] = f"({one}_block {one}_{rest}_{number - 1}) | ({one}{{0, {BLOCK - 1}}})"
-    first = f"{one}{{{least}, {least}}} " if least else ""
-    return f"{first}{one}_{rest}_{blocks}"
+    return json.dumps({"grammar": grammar, "serialised": not short}).encode()
 
 
 def _error(message: str) -> bytes:

@@ -32,7 +32,7 @@ def calls_schema(functions: Mapping[str, dict[str, Any]], *, single: bool) -> di
     ]
     most = {"maxItems": 1} if single else {}
     return {
-        "$defs": {str(number): _moved(schema, f"#/$defs/{number}", 0) for number, schema in enumerate(schemas)},
+        "$defs": {str(number): moved(schema, f"#/$defs/{number}") for number, schema in enumerate(schemas)},
         "type": "array",
         "items": {"anyOf": calls},
         "minItems": 1,
@@ -40,18 +40,22 @@ def calls_schema(functions: Mapping[str, dict[str, Any]], *, single: bool) -> di
     }
 
 
-def _moved(part: Any, place: str, depth: int) -> Any:
-    """Return a schema whose references hold where it is no longer the whole document, but lies at `place`."""
+def moved(part: Any, place: str, depth: int = 0) -> Any:
+    """Return a schema whose references hold where it is no longer the whole document, but lies at `place`.
+
+    Raises:
+        GrammarError: It is nested too deeply.
+    """
     if depth > DEPTH:
         raise GrammarError(f"the schema is nested more than {DEPTH} deep; use $ref and $defs")
     if isinstance(part, list):
-        return [_moved(inner, place, depth + 1) for inner in part]
+        return [moved(inner, place, depth + 1) for inner in part]
     if not isinstance(part, dict):
         return part
-    moved = {}
+    found = {}
     for key, inner in part.items():
         if key == "$ref" and isinstance(inner, str) and inner.startswith("#"):
-            moved[key] = place + inner[1:]
+            found[key] = place + inner[1:]
         else:
-            moved[key] = inner if key in _VALUES else _moved(inner, place, depth + 1)
-    return moved
+            found[key] = inner if key in _VALUES else moved(inner, place, depth + 1)
+    return found

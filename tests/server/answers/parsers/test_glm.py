@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.answers.parsers.reading import Answer, form, read
+from tests.server.answers.parsers.reading import Answer, form, read, special
 
 CALL = """<tool_call>get_weather
 <arg_key>city</arg_key>
@@ -38,3 +38,7 @@ def test_reasoning_comes_first() -> None:
 )
 def test_malformed_calls_come_back_as_text(text: str) -> None:
     assert read(form("glm"), text) == Answer(text)
+
+
+def test_tags_may_be_special_tokens() -> None:
+    assert read(form("glm", special=special("glm")), CALL) == Answer(calls=[PARIS])

@@ -40,3 +40,8 @@ def test_several_calls(text: str) -> None:
 )
 def test_anything_else_is_refused(text: str) -> None:
     assert python_calls(text) is None
+
+
+def test_escapes_of_json_are_read() -> None:
+    (call,) = python_calls(r'f(a="\u00e9\ud83d\ude00\b\/", b="\x41")') or ()
+    assert call.named == {"a": "é😀\b/", "b": "A"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.answers.parsers.reading import Answer, form, read
+from tests.server.answers.parsers.reading import Answer, form, read, special
 
 CALL = """<tool_call>
 <function=get_weather>
@@ -40,3 +40,7 @@ def test_calls_with_arguments_and_without() -> None:
 )
 def test_malformed_calls_come_back_as_text(text: str) -> None:
     assert read(form("qwen-xml"), text) == Answer(text)
+
+
+def test_tags_may_be_special_tokens() -> None:
+    assert read(form("qwen-xml", special=special("qwen-xml")), CALL) == Answer(calls=[PARIS])

@@ -16,6 +16,7 @@ from tests.server.live import MODEL
 pytest.importorskip("xgrammar", reason="xgrammar is not installed")
 
 from bigmodel.server.engine import Failed
+from bigmodel.server.engine.sampling.expressions import json_text
 from bigmodel.server.engine.sampling.grammar import GrammarCompiler, GrammarError, grammar_size
 from bigmodel.server.engine.sampling.kept import Kept
 from tests.server.tiny import ask, tiny_engine, tiny_tokenizer
@@ -43,7 +44,7 @@ def compiler(stops: tuple[int, ...] = (260,)) -> GrammarCompiler:
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [(260,), ()])
 def test_random_models_write_valid_answers(stops: tuple[int, ...]) -> None:
-    grammar = compiler(stops).compile(SCHEMA)
+    grammar = compiler(stops).compile(json_text(SCHEMA))
     engine = tiny_engine()
     collectors = [ask(engine, "the cat", max_tokens=200, seed=s, grammar=grammar) for s in range(12)]
     answers = []
@@ -64,7 +65,7 @@ def test_random_models_write_valid_answers(stops: tuple[int, ...]) -> None:
 @pytest.mark.slow
 def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
     with pytest.raises(GrammarError, match="nonsense"):
-        compiler().compile({"type": "nonsense"})
+        compiler().compile(json_text({"type": "nonsense"}))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
 )
 def test_schema_keywords_that_would_be_ignored_are_refused(part: dict[str, Any], named: str) -> None:
     with pytest.raises(GrammarError, match=f"schema.properties.x.*{named}"):
-        compiler().compile({"type": "object", "properties": {"x": part}})
+        compiler().compile(json_text({"type": "object", "properties": {"x": part}}))
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -100,29 +101,29 @@ def nested(levels: int) -> dict[str, Any]:
 )
 def test_schemas_that_would_take_minutes_to_compile_are_refused(schema: dict[str, Any], why: str) -> None:
     with pytest.raises(GrammarError, match=why):
-        compiler().compile(schema)
+        compiler().compile(json_text(schema))
 
 
 def test_a_list_of_many_values_is_small() -> None:
-    compiler().compile({"enum": [f"v{i}" for i in range(5000)]})
+    compiler().compile(json_text({"enum": [f"v{i}" for i in range(5000)]}))
 
 
 def test_schemas_that_no_answer_fits_are_refused_before_a_step() -> None:
     with pytest.raises(GrammarError, match="no answer fits"):
-        compiler().compile({"$ref": "#"})
+        compiler().compile(json_text({"$ref": "#"}))
 
 
 def test_the_cache_of_compiled_schemas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = compiler()
     monkeypatch.setattr(made, "_kept", Kept(50_000, 50_000, grammar_size))
     for number in range(40):
-        made.compile({"type": "string", "pattern": f"^[a-z]{{{number + 1}}}$"})
+        made.compile(json_text({"type": "string", "pattern": f"^[a-z]{{{number + 1}}}$"}))
     assert 0 < made.kept_bytes < 200_000  # all of them take 500,000
 
 
 def test_a_grammar_without_a_possible_next_token_fails_with_a_reason() -> None:
     quote = tiny_tokenizer().encode('"')[0]  # said to end a text, so that no member can be named
-    grammar = compiler((quote,)).compile(SCHEMA)
+    grammar = compiler((quote,)).compile(json_text(SCHEMA))
     engine = tiny_engine()
     failed = ask(engine, "the cat", max_tokens=200, seed=0, grammar=grammar).wait()
     engine.stop()
@@ -131,7 +132,7 @@ def test_a_grammar_without_a_possible_next_token_fails_with_a_reason() -> None:
 
 
 def test_a_property_may_be_named_like_a_keyword() -> None:
-    compiler().compile({"type": "object", "properties": {"not": {"enum": [{"if": 1}]}}})
+    compiler().compile(json_text({"type": "object", "properties": {"not": {"enum": [{"if": 1}]}}}))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_property_may_be_named_like_a_keyword() -> None:
     ],
 )
 def test_a_string_of_bounded_length_has_no_control_characters(schema: dict[str, Any], control: str) -> None:
-    state = compiler().compile(schema).state()
+    state = compiler().compile(json_text(schema)).state()
     *before, last = tiny_tokenizer().encode(control)
     for token in before:
         state.advance(token)
@@ -158,7 +159,7 @@ def test_a_string_of_bounded_length_has_no_control_characters(schema: dict[str, 
 def test_a_string_has_as_many_characters_as_its_schema_says(least: int, most: int) -> None:
     member = {"type": "string", "minLength": least, "maxLength": most}
     schema = {"type": "object", "properties": {"a": member, "b": member}, "required": ["a", "b"]}
-    grammar = compiler().compile(schema)
+    grammar = compiler().compile(json_text(schema))
     quote, letter = tiny_tokenizer().encode('"x')
     for length in {0, least - 1, least, (least + most) // 2, most - 1, most} - {-1}:
         state = grammar.state()
@@ -172,7 +173,7 @@ def test_a_string_has_as_many_characters_as_its_schema_says(least: int, most: in
 def test_a_value_that_looks_like_a_grammar_is_written_as_it_is() -> None:
     value = '[^\\"\\\\\\r\\n] "[^ root_characters{0, 500}'
     schema = {"type": "array", "prefixItems": [{"const": value}, {"type": "string", "maxLength": 2}], "minItems": 2}
-    state = compiler().compile(schema).state()
+    state = compiler().compile(json_text(schema)).state()
     for token in tiny_tokenizer().encode(json.dumps([value, "ab"], separators=(",", ":"))):
         state.advance(token)
     assert state.complete

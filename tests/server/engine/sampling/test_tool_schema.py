@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("xgrammar", reason="xgrammar is not installed")
 
-from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError
+from bigmodel.server.engine.sampling.expressions import json_text
+from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError, GrammarState
 from bigmodel.server.engine.sampling.tool_schema import calls_schema
 from tests.server.engine.sampling.test_grammar import compiler, nested
 from tests.server.tiny import tiny_tokenizer
@@ -25,15 +28,31 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def accepts(grammar: Grammar, text: str) -> bool:
-    """Whether a text is a whole answer."""
+def after(grammar: Grammar, text: str) -> GrammarState | None:
+    """The state after a text, written without special tokens; None if no answer begins with it."""
     state = grammar.state()
     try:
-        for token in tiny_tokenizer().encode(text):
+        for token in (token for part in re.split("(?<=<)", text) for token in tiny_tokenizer().encode(part)):
             state.advance(token)
     except RuntimeError:
-        return False
-    return state.complete
+        return None
+    return state
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """Whether a text is a whole answer, which cannot go on."""
+    state = after(grammar, text)
+    return state is not None and state.complete
+
+
+def may_end(grammar: Grammar, text: str) -> bool:
+    """Whether a text is a whole answer, which may go on."""
+    state = after(grammar, text)
+    if state is None or state.complete:
+        return state is not None
+    scores = torch.zeros(261)
+    state.mask(scores)
+    return bool(scores[260] == 0)
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -56,7 +75,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
 )
 def test_only_calls_that_fit_are_accepted(calls: Any, fits: bool, fits_single: bool) -> None:
     for single, wanted in ((False, fits), (True, fits_single)):
-        grammar = compiler().compile(calls_schema(FUNCTIONS, single=single))
+        grammar = compiler().compile(json_text(calls_schema(FUNCTIONS, single=single)))
         assert accepts(grammar, json.dumps(calls)) == wanted
 
 

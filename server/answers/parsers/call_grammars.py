@@ -1,0 +1,188 @@
+"""What the calls of each format look like, for a grammar that holds an answer to calls or to another form.
+
+Each function returns the expression of one call or several, as the parser of that format reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from bigmodel.server.answers.parsers import deepseek, gemma, glm, harmony, hermes, llama3, mistral, qwen_xml
+from bigmodel.server.answers.parsers.value_grammars import tagged_value, with_root
+from bigmodel.server.engine.sampling.expressions import (
+    Expression,
+    choice,
+    json_text,
+    literal,
+    optional,
+    repeated,
+    sequence,
+    space,
+)
+
+Schemas: TypeAlias = Mapping[str, dict[str, Any]]
+"""Schemas of the arguments of functions, by their names."""
+
+CallGrammar: TypeAlias = Callable[[Schemas, bool], Expression]
+"""Takes the functions, and whether there is one call only."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+def _several(call: Expression, single: bool, between: Expression) -> Expression:
+    return call if single else repeated(call, between)
+
+
+def _object(name: str, schema: dict[str, Any], arguments: str = "arguments") -> Expression:
+    """A call as a JSON object."""
+    begin = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{arguments}": '
+    return sequence(literal(begin), json_text(schema), literal("}"))
+
+
+def _objects(schemas: Schemas, single: bool) -> Expression:
+    """The calls of a JSON list, without its brackets."""
+    call = choice([_object(name, schema) for name, schema in schemas.items()])
+    return _several(call, single, sequence(literal(","), space()))
+
+
+def _tagged(call: Expression, single: bool) -> Expression:
+    tagged = sequence(literal(hermes.BEGIN), space(), call, space(), literal(hermes.END))
+    return _several(tagged, single, space())
+
+
+def hermes_calls(schemas: Schemas, single: bool) -> Expression:
+    return _tagged(choice([_object(name, schema) for name, schema in schemas.items()]), single)
+
+
+def llama3_calls(schemas: Schemas, single: bool) -> Expression:
+    call = choice([_object(name, schema, "parameters") for name, schema in schemas.items()])
+    between = sequence(space(), literal(";"), space())
+    return sequence(optional(literal(llama3.TAG)), _several(call, single, between))
+
+
+def mistral_calls(schemas: Schemas, single: bool) -> Expression:
+    listed = sequence(literal(mistral.CALLS), space(), literal("["), _objects(schemas, single), literal("]"))
+    named = [
+        sequence(literal(f"{mistral.CALLS}{name}{mistral.ARGS}"), json_text(schema)) for name, schema in schemas.items()
+    ]
+    return choice([listed, _several(choice(named), single, space())])
+
+
+def deepseek_calls(schemas: Schemas, single: bool) -> Expression:
+    calls = []
+    for name, schema in schemas.items():
+        fence = literal(f"function{deepseek.SEPARATOR}{name}\n{deepseek.FENCE}json\n")
+        calls.append(sequence(fence, json_text(schema), literal(f"\n{deepseek.FENCE}")))
+        calls.append(sequence(literal(f"{name}{deepseek.SEPARATOR}"), json_text(schema)))
+    call = sequence(literal(deepseek.CALL), choice(calls), literal(deepseek.CALL_END))
+    return sequence(literal(deepseek.CALLS), _several(call, single, space()), literal(deepseek.CALLS_END))
+
+
+def glm_calls(schemas: Schemas, single: bool) -> Expression:
+    excluded = (glm.KEY, glm.VALUE_END, hermes.END)
+
+    def argument(key: str, part: Any, schema: dict[str, Any]) -> Expression:
+        begin = literal(f"{glm.KEY}{key}{glm.KEY_END}")
+        value = tagged_value(part, schema, excluded)
+        return sequence(begin, space(), literal(glm.VALUE), value, literal(glm.VALUE_END), space())
+
+    return _tagged(_with_arguments(schemas, lambda name: sequence(literal(name), space()), argument), single)
+
+
+def qwen_xml_calls(schemas: Schemas, single: bool) -> Expression:
+    excluded = (qwen_xml.PARAMETER, qwen_xml.PARAMETER_END, qwen_xml.FUNCTION_END, hermes.END)
+
+    def argument(key: str, part: Any, schema: dict[str, Any]) -> Expression:
+        begin, end = literal(f"{qwen_xml.PARAMETER}{key}>\n"), literal(f"\n{qwen_xml.PARAMETER_END}")
+        return sequence(begin, tagged_value(part, schema, excluded), end, space())
+
+    def head(name: str) -> Expression:
+        return sequence(literal(f"{qwen_xml.FUNCTION}{name}>"), space())
+
+    call = sequence(_with_arguments(schemas, head, argument), literal(qwen_xml.FUNCTION_END))
+    return _tagged(call, single)
+
+
+def _with_arguments(
+    schemas: Schemas,
+    head: Callable[[str], Expression],
+    argument: Callable[[str, Any, dict[str, Any]], Expression],
+) -> Expression:
+    """Functions with their arguments between tags: those that are required, and perhaps others, in their order."""
+    calls = []
+    for name, schema in schemas.items():
+        required = schema.get("required", ())
+        parts = [
+            one if key in required else optional(one)
+            for key, part in _properties(schema).items()
+            for one in [argument(key, part, schema)]
+        ]
+        calls.append(sequence(head(name), *parts))
+    return choice(calls)
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def gemma_calls(schemas: Schemas, single: bool) -> Expression:
+    """Python, or JSON where a name is none of Python's."""
+    names = [name for function, schema in schemas.items() for name in (*function.split("."), *_properties(schema))]
+    begin, end = literal(f"{gemma.CODE}\n"), literal(f"\n{gemma.END}")
+    if all(map(_IDENTIFIER.fullmatch, names)) and "print" not in schemas:
+        call = choice(
+            [sequence(literal(f"{name}("), _keywords(schema), literal(")")) for name, schema in schemas.items()]
+        )
+        return sequence(begin, _several(call, single, literal("\n")), end)
+    return sequence(begin, literal("["), _objects(schemas, single), literal("]"), end)
+
+
+def _keywords(schema: dict[str, Any]) -> Expression:
+    """Keyword arguments of a call in Python, as JSON's values; those that are not required may be left out."""
+    required = schema.get("required", ())
+    given = [
+        (key in required, sequence(literal(f"{key}="), json_text(with_root(part, ("properties", key), schema))))
+        for key, part in _properties(schema).items()
+    ]
+    behind: list[Expression] = [literal("")]  # what may follow the arguments up to each one, from the last to the first
+    for needed, one in reversed(given):
+        following = sequence(literal(", "), one)
+        behind.append(sequence(following if needed else optional(following), behind[-1]))
+    behind.reverse()
+    options = []
+    for index, (needed, one) in enumerate(given):
+        options.append(sequence(one, behind[index + 1]))
+        if needed:
+            return choice(options)
+    return choice([*options, literal("")])
+
+
+def harmony_calls(schemas: Schemas, single: bool) -> Expression:
+    calls = [
+        sequence(
+            literal(f"{harmony.CHANNEL}commentary to=functions.{name}"),
+            optional(literal(f" {harmony.CONSTRAIN}json")),
+            literal(harmony.MESSAGE),
+            json_text(schema),
+            optional(literal(harmony.ENDS[1])),
+        )
+        for name, schema in schemas.items()
+    ]
+    return _several(choice(calls), single, literal(f"{harmony.START}assistant"))
+
+
+CALL_GRAMMARS: dict[str, CallGrammar] = {
+    "deepseek": deepseek_calls,
+    "gemma": gemma_calls,
+    "glm": glm_calls,
+    "harmony": harmony_calls,
+    "hermes": hermes_calls,
+    "llama3": llama3_calls,
+    "mistral": mistral_calls,
+    "qwen-xml": qwen_xml_calls,
+}
+"""By the names of the formats, see :data:`bigmodel.server.answers.parsers.formats.TOOL_FORMATS`."""
