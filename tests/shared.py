@@ -21,6 +21,7 @@ from bigmodel.devices import memory_allocated, virtual
 
 from .accelerators import is_about_virtual, skip_what_is_missing
 from .examples import register_profiles
+from .quick_logging import attach_at_the_root
 
 Once = Callable[[str, Callable[[Path], Any]], Any]
 STAND_INS = 1
@@ -32,7 +33,11 @@ register_profiles()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the device type of virtual accelerators, which modules of tests name before any test runs."""
+    """Register the device type of virtual accelerators, which modules of tests name before any test runs; capture log
+    messages in less time."""
+    patch = pytest.MonkeyPatch()
+    attach_at_the_root(patch)
+    config.add_cleanup(patch.undo)
     kind = config.getoption("--device")
     if kind != "cuda":
         virtual.enable(count=STAND_INS)
