@@ -356,6 +356,7 @@ def test_static_caches_with_sliding_windows_keep_within_the_plan(
     assert max_memory_allocated(0) - before <= found.devices[0].total
 
 
+@pytest.mark.slow
 def test_a_module_without_tensors_takes_nothing_of_an_idle_device() -> None:
     model = gpt2()
     weights = sum(parameter.nbytes for parameter in model.parameters())

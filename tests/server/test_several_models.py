@@ -360,6 +360,7 @@ class Gate:
         monkeypatch.setattr(PlannedModel, "load", held)
 
 
+@pytest.mark.slow
 def test_other_models_answer_while_one_loads(
     folders: dict[str, str], texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

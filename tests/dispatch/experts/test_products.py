@@ -118,6 +118,7 @@ def test_larger_calls_fetch_all() -> None:
     assert stats(model)["fetches"] == stats(model)["misses"]
 
 
+@pytest.mark.slow
 def test_where_the_host_computes_all_the_link_fills_the_cache_for_later() -> None:
     model = divided(mixtral, ALL_ON_HOST, slots=24)
     for _ in range(30):

@@ -39,6 +39,7 @@ def step(found: Plan) -> float:
     return found.prediction.token
 
 
+@pytest.mark.slow
 def test_both_at_once_beat_either_alone_where_they_are_about_as_fast() -> None:
     found = planned(1e9)
     assert found.expert_split is not None
@@ -53,6 +54,7 @@ def test_no_plan_is_slower_than_streaming_or_computing_all(link: float) -> None:
     assert step(planned(link)) <= min(step(planned(link, "stream")), step(planned(link, "compute")))
 
 
+@pytest.mark.slow
 def test_a_fast_link_fetches_all() -> None:
     found = planned(1e11)
     assert found.expert_split is None

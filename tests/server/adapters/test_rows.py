@@ -92,6 +92,7 @@ def test_a_batch_of_several_adapters_gives_the_tokens_of_each_alone(folders: dic
             assert collector.tokens() == alone[name]
 
 
+@pytest.mark.slow
 def test_prompts_are_cached_for_each_adapter_apart(folders: dict[str, Path]) -> None:
     prompt = PROMPTS["legal"]
     with serving(folders) as engine:
