@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,7 +235,9 @@ def _refuse_lazy(model: nn.Module) -> None:
 def lasting_tensors() -> Iterator[None]:
     """Create normal tensors (no inference tensors), by default on the host, whatever the caller's inference mode and
     default device: they outlive the caller."""
-    with torch.inference_mode(False), torch.device(HOST):
+    host = torch_device(HOST)
+    # A default device slows down every call of PyTorch, also reading a tensor's shape: none is set without need.
+    with torch.inference_mode(False), nullcontext() if torch.get_default_device() == host else host:
         yield
 
 

@@ -60,6 +60,7 @@ def planned(budgets: dict[Any, int]) -> Plan:
     return plan(profile_model(small_llama(), context_length=16, new_tokens=2, device_type="virtual"), budgets)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [small_llama, mixtral])
 def test_streamed_weights_pin_their_bytes_and_not_up_to_twice_as_many(make: Any, pinned: Pinned) -> None:
     weights = sum(each.nbytes for each in make().parameters())

@@ -173,8 +173,11 @@ def test_fewer_experts_are_cached_where_an_accelerator_has_no_room_for_the_defau
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
-@pytest.mark.parametrize(("per_token", "batch"), [(1, 1), (2, 3), (4, 1)])
+@pytest.mark.parametrize(
+    ("implementation", "per_token", "batch"),
+    # With either function the host computes the same way: the second has the shape with the most rows.
+    [("grouped_mm", 1, 1), ("grouped_mm", 2, 3), ("grouped_mm", 4, 1), ("batched_mm", 2, 3)],
+)
 def test_experts_that_the_host_computes_in_part_keep_within_the_plan(
     implementation: str, per_token: int, batch: int
 ) -> None:
@@ -353,6 +356,7 @@ def test_static_caches_with_sliding_windows_keep_within_the_plan(
     assert max_memory_allocated(0) - before <= found.devices[0].total
 
 
+@pytest.mark.slow
 def test_a_module_without_tensors_takes_nothing_of_an_idle_device() -> None:
     model = gpt2()
     weights = sum(parameter.nbytes for parameter in model.parameters())

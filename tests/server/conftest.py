@@ -1,4 +1,4 @@
-"""One live server over the tiny model for all tests that do not change it; processes that start quickly."""
+"""One live server over the tiny model for all tests that do not change it; processes and engines that start quickly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
+from bigmodel.server.engine.compute import host_linear, runner
 from tests.preloaded import python_executable
 from tests.server.live import serving, tiny_app
 
@@ -42,3 +44,31 @@ def preloaded_grammar_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bigmodel.server.engine.sampling.grammar_worker.sys", Preloaded())
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rows_are_probed_once() -> Iterator[None]:
+    """Engines over layers of the same shapes have the same row multiple: a hundred products of each shape tell it.
+
+    `tests/server/engine/compute/test_host_linear.py` tests the probe itself.
+    """
+    found: dict[Any, int] = {}
+
+    def probe(model: torch.nn.Module, device: torch.device, linear: host_linear.Linear) -> int:
+        linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+        kinds = frozenset(_kind(module.weight) for module in linears)
+        vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)  # layers of its size are left out
+        key = (kinds, vocabulary, device.type, linear, torch.get_num_threads())
+        if key not in found:
+            found[key] = host_linear.probe_row_multiple(model, device, linear)
+        return found[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "probe_row_multiple", probe)
+        yield
+
+
+def _kind(weight: torch.Tensor) -> tuple[object, ...]:
+    """What kernels are chosen by; libraries look at addresses, too."""
+    address = weight.data_ptr() % 64 if weight.device.type == "cpu" else 0
+    return weight.shape, weight.stride(), weight.dtype, weight.device.type, address

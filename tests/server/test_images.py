@@ -309,6 +309,7 @@ def test_as_many_images_are_planned_for_as_the_context_has_room_for() -> None:
     assert arguments["pixel_values"].shape[0] == 2
 
 
+@pytest.mark.slow
 def test_a_context_too_short_for_an_image_serves_texts(tmp_path: Path) -> None:
     tiny_llava().save_pretrained(tmp_path)
     processor().save_pretrained(tmp_path)
@@ -346,6 +347,7 @@ def test_the_largest_images_keep_to_the_budget_of_an_accelerator(
     assert [sinks[n].tokens() for n in (1, 3)] == [generated(tiny_llava(), inputs, 12)] * 2
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_images(tmp_path: Path) -> None:
     """What a plan of the same prompts without images has for activations is less."""
     tiny_llava().save_pretrained(tmp_path)

@@ -55,15 +55,24 @@ def texts(folders: dict[str, str]) -> dict[str, str]:
     return found
 
 
-@pytest.fixture
-def needed(folders: dict[str, str], accelerators: None) -> dict[str, int]:
-    """Bytes of an accelerator that each of them takes alone."""
+@pytest.fixture(scope="module")
+def taken(folders: dict[str, str]) -> dict[str, int]:
+    """Bytes of an accelerator that each of them takes alone: they are planned once."""
     options = LoadOptions(batch_size=SEQUENCES, context_length=CONTEXT)
     engine = EngineOptions(max_sequences=SEQUENCES)
-    return {
+    virtual.enable(count=2)
+    found = {
         name: claimed_bytes(PlannedModel(path, options).plan({0: 1 << 30, "cpu": 1 << 30}), engine)[0]
         for name, path in folders.items()
     }
+    virtual.disable()
+    return found
+
+
+@pytest.fixture
+def needed(taken: dict[str, int], accelerators: None) -> dict[str, int]:
+    """`taken`, for tests with accelerators."""
+    return taken
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -236,7 +245,7 @@ def test_a_model_that_comes_back_is_neither_profiled_nor_checked_again(
 def test_a_model_that_is_streamed_anyway_gets_what_another_one_leaves(
     folders: dict[str, str], needed: dict[str, int], tmp_path: Path
 ) -> None:
-    large = save(tmp_path / "large", 9, layers=32, intermediate_size=512)
+    large = save(tmp_path / "large", 9, layers=16, intermediate_size=1024)
     app = several_app({"large": large, "a": folders["a"]}, {0: 4 * needed["a"], **HOST})
     with serving(app) as url:
         wait_ready(url)
@@ -351,6 +360,7 @@ class Gate:
         monkeypatch.setattr(PlannedModel, "load", held)
 
 
+@pytest.mark.slow
 def test_other_models_answer_while_one_loads(
     folders: dict[str, str], texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,6 +242,7 @@ def test_a_schema_that_cannot_be_held_is_refused(url: str) -> None:
     assert (error["param"], "'not' is not supported" in error["message"]) == ("tools", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_an_answer_of_calls_alone_has_no_text_that_a_format_could_hold(url: str, choice: Any) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")

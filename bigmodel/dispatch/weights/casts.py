@@ -9,10 +9,9 @@ happens.
 from __future__ import annotations
 
 import dis
-import inspect
 from collections.abc import Iterator, Sequence
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -68,10 +67,15 @@ def _codes_of_forward(kind: type) -> list[CodeType]:
         name = waiting.pop()
         if name not in seen:
             seen.add(name)
-            codes = codes_of_functions(inspect.getattr_static(kind, name, None))
+            codes = codes_of_functions(_attribute(kind, name))
             found += codes
             waiting += [other for code in codes for other in code.co_names]
     return found
+
+
+def _attribute(kind: type, name: str) -> Any:
+    """Return what a class or one of its bases defines as `name`; None if none does. No descriptor is called."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
 def _casts(code: CodeType) -> Iterator[tuple[tuple[str, ...], torch.dtype]]:

@@ -174,6 +174,7 @@ class WithData(nn.Module):
         return x @ self.weight
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
 def test_a_large_data_set_is_looked_through_only_if_a_forward_keeps_something() -> None:
     data = [Sample() for _ in range(MOST_MEMBERS + 1)]

@@ -132,6 +132,7 @@ def test_ways_that_take_the_same_are_recorded_once() -> None:
     assert [len(phase.also) for phase in profile.phases] == [0]
 
 
+@pytest.mark.slow
 def test_a_loop_until_a_condition_holds_ends() -> None:
     def halved(x: torch.Tensor) -> torch.Tensor:
         while (x.abs() > 1).any():

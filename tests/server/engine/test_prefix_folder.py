@@ -113,6 +113,7 @@ def test_what_memory_has_let_go_of_is_read(checkpoint: Path, tmp_path: Path) -> 
     assert files.restored > 0
 
 
+@pytest.mark.slow
 def test_a_torn_file_is_computed_again(checkpoint: Path, tmp_path: Path) -> None:
     loaded = placed(checkpoint)
     wanted, _ = answer(first := started(loaded, tmp_path))

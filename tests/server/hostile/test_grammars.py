@@ -108,6 +108,7 @@ def is_running(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_bomb_ends_a_child_and_not_the_process_that_has_imported_the_libraries(own: GrammarCompiler) -> None:
     before = process_of(own)
     with pytest.raises(GrammarError, match="takes too much memory or stack"):
@@ -116,6 +117,7 @@ def test_a_bomb_ends_a_child_and_not_the_process_that_has_imported_the_libraries
     assert process_of(own) is before
 
 
+@pytest.mark.slow
 def test_a_worker_that_ended_is_started_again(own: GrammarCompiler) -> None:
     process_of(own).kill()
     with pytest.raises(GrammarError, match="try again"):
@@ -123,6 +125,7 @@ def test_a_worker_that_ended_is_started_again(own: GrammarCompiler) -> None:
     own.compile(json_text(pattern("^[a-c]{7}$")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("starved", [False, True])
 def test_a_child_becomes_nicer_and_ends_with_the_server(own: GrammarCompiler, starved: bool) -> None:
     process, pipe = process_of(own), own._worker._pipe
@@ -136,8 +139,10 @@ def test_a_child_becomes_nicer_and_ends_with_the_server(own: GrammarCompiler, st
     compiling.start()
     while not (children := psutil.Process(process.pid).children()):
         assert compiling.is_alive()
+        time.sleep(0.01)
     while children[0].nice() < 19:  # it leaves the processor to the engine
         assert compiling.is_alive()
+        time.sleep(0.01)
     if starved:  # both, as where other programs take the processor
         for each in (process, *children):
             each.send_signal(signal.SIGSTOP)

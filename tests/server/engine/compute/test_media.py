@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from bigmodel.server.engine import Engine, EngineOptions, Request, SamplingParams, build_engine
@@ -43,6 +44,7 @@ def engine_of(model: Any, **options: Any) -> Engine:
 PROMPTS = [(f"see {IMAGE} it", (1,)), (f"see {IMAGE} it", (2,)), (f"{IMAGE} and {IMAGE} then " + "q" * 150, (3, 4))]
 
 
+@pytest.mark.slow
 def test_images_give_the_tokens_of_transformers_beside_texts() -> None:
     model = tiny_llava()
     given = [inputs_of(text, *seeds) for text, seeds in PROMPTS]
