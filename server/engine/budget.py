@@ -59,6 +59,10 @@ class EngineOptions:
     prefix_folder_bytes: int = PREFIX_FOLDER_BYTES
 
 
+ANY_NUMBER = 2**30
+"""Positions that take no memory."""
+
+
 @dataclass(frozen=True)
 class KVBudget:
     """Bytes for keys and values: ``bytes_per_token`` and ``bytes_total``, by device."""
@@ -68,9 +72,12 @@ class KVBudget:
 
     @property
     def tokens(self) -> int:
-        """Positions that fit every device's bytes, in whole growth steps. Raises ServeError when not even one does."""
+        """Positions that fit every device's bytes, in whole growth steps; of a model whose layers all have states of
+        fixed size, as many as anybody asks for. Raises ServeError when not even one step does."""
         fits = [self.bytes_total[device] // per for device, per in self.bytes_per_token.items() if per]
-        tokens = min(fits, default=0) // GROWTH * GROWTH
+        if not fits:
+            return ANY_NUMBER
+        tokens = min(fits) // GROWTH * GROWTH
         if not tokens:
             device, per = min(self.bytes_per_token.items(), key=lambda item: self.bytes_total[item[0]] / (item[1] or 1))
             raise ServeError(
@@ -79,38 +86,53 @@ class KVBudget:
             )
         return tokens
 
-    def without_states(
-        self, states: Mapping[str, int], sequences: int, row_multiple: int, prefixes: bool
-    ) -> tuple[KVBudget, int]:
-        """What recurrent states leave, and how many of them the prefix cache may keep: as many as there are sequences,
-        but at most a quarter of the bytes.
-
-        Args:
-            states: Bytes of a sequence's states, by device.
-            sequences: Sequences at once.
-            row_multiple: States are computed together in a multiple of so many rows.
-            prefixes: Whether there is a prefix cache.
+    def without_states(self, states: StateRoom) -> tuple[KVBudget, int]:
+        """What recurrent states leave, and how many of them the prefix cache may keep: at most for a quarter of the
+        bytes.
 
         Raises:
             ServeError: A device cannot hold the states of so many sequences.
         """
-        rows = -(-sequences // row_multiple) * row_multiple
-        left = {device: nbytes - rows * states.get(device, 0) for device, nbytes in self.bytes_total.items()}
+        left = {device: nbytes - states.running.get(device, 0) for device, nbytes in self.bytes_total.items()}
         for device, nbytes in left.items():
-            if nbytes <= 0:
+            if nbytes < 0:
                 raise ServeError(
                     f"{format_size(self.bytes_total[device])} for keys and values on {device} do not hold recurrent "
-                    f"states of {rows} sequences, {format_size(states[device])} each; give more, or let fewer run"
+                    f"states of {states.rows} sequences, {format_size(states.each[device])} each; give more, or let "
+                    "fewer run"
                 )
-        fit = (left.get(device, 0) // (4 * nbytes) for device, nbytes in states.items() if nbytes)
-        kept = min(sequences, *fit) if prefixes else 0
-        return (
-            KVBudget(
-                self.bytes_per_token,
-                {device: nbytes - kept * states.get(device, 0) for device, nbytes in left.items()},
-            ),
-            kept,
-        )
+        fit = (left.get(device, 0) // (4 * nbytes) for device, nbytes in states.each.items() if nbytes)
+        kept = min(states.kept, *fit)
+        total = {device: nbytes - kept * states.each.get(device, 0) for device, nbytes in left.items()}
+        return KVBudget(self.bytes_per_token, total), kept
+
+
+@dataclass(frozen=True)
+class StateRoom:
+    """Recurrent states that an engine holds.
+
+    Attributes:
+        each: Bytes of those of one sequence, by device.
+        sequences: Sequences at once.
+        rows: Sequences whose states there is memory for: they are computed together in a multiple of so many.
+        kept: States that the prefix cache keeps at most.
+    """
+
+    each: Mapping[str, int]
+    sequences: int
+    rows: int
+    kept: int
+
+    @property
+    def running(self) -> dict[str, int]:
+        """Bytes of the states of all sequences, by device."""
+        return {device: self.rows * nbytes for device, nbytes in self.each.items()}
+
+    @property
+    def unplanned(self) -> dict[str, int]:
+        """Bytes beyond those of so many sequences, which a plan counts."""
+        beyond = self.rows - self.sequences + self.kept
+        return {device: beyond * nbytes for device, nbytes in self.each.items()}
 
 
 class KVOwner(Protocol):
@@ -142,13 +164,18 @@ def tokens_of_a_step(plan: Any, options: EngineOptions) -> int:
 
 
 def kv_budget(
-    holders: Seq[KVOwner], plan: Any, options: EngineOptions, gathered: Mapping[str, int] | None = None
+    holders: Seq[KVOwner],
+    plan: Any,
+    options: EngineOptions,
+    gathered: Mapping[str, int] | None = None,
+    unplanned: Mapping[str, int] | None = None,
 ) -> KVBudget:
     """Bytes for keys and values by device: the options' number, else the plan's, else a share of what is free.
 
     Where attention gathers keys and values from pages, each position beyond those of the plan leaves memory free for
     them, too: as much as the plan says. A plan that counts no keys and values says nothing; ``gathered`` has the bytes
-    of one position of one layer then.
+    of one position of one layer then. ``unplanned`` are bytes of recurrent states beyond the plan's, where it leaves as
+    many free.
 
     Raises ServeError when the options ask for more than the plan leaves on a device.
     """
@@ -164,7 +191,8 @@ def kv_budget(
         of, gather = nbytes, (gathered or {}).get(device, 0)
         if entry is not None and entry.kv_cache:
             of, gather = entry.kv_cache, entry.kv_gather if gathered else 0
-        found[device] = _kv_bytes(device, entry, share, options, of / (of + gather) if of else 1.0)
+        part = of / (of + gather) if of else 1.0
+        found[device] = _kv_bytes(device, entry, share, options, part, (unplanned or {}).get(device, 0))
     return KVBudget(per_token, found)
 
 
@@ -206,7 +234,7 @@ def _share(plan: Any, options: EngineOptions) -> float:
     return max(plan.batch_size, min(room, sequences_at_once(plan, options))) / plan.batch_size
 
 
-def _kv_bytes(device: str, entry: Any, share: float, options: EngineOptions, part: float) -> int:
+def _kv_bytes(device: str, entry: Any, share: float, options: EngineOptions, part: float, unplanned: int = 0) -> int:
     """Bytes for keys and values on ``device``.
 
     Args:
@@ -215,6 +243,7 @@ def _kv_bytes(device: str, entry: Any, share: float, options: EngineOptions, par
         share: As `_share` returns it.
         options: Of the engine.
         part: Part of the plan's free bytes that they may take.
+        unplanned: Bytes beyond those of the plan that they take where these are free.
     """
     planned = 0 if entry is None else int(entry.kv_cache)
     most = None if entry is None or entry.free is None else max(0, planned + int(entry.free * part))
@@ -222,7 +251,7 @@ def _kv_bytes(device: str, entry: Any, share: float, options: EngineOptions, par
         wanted = int(planned * share)
         if not wanted:
             return int(free_memory_bytes(device) * KV_SHARE)
-        return wanted if most is None else min(wanted, max(most, planned))
+        return wanted + unplanned if most is None else min(wanted + unplanned, max(most, planned))
     if most is not None and options.kv_bytes > most:
         raise ServeError(
             f"{format_size(options.kv_bytes)} for keys and values are more than the plan leaves on {device}: "

@@ -14,7 +14,14 @@ from bigmodel.devices import format_size
 from bigmodel.errors import ServeError
 from bigmodel.server.adapters.files import Adapter
 from bigmodel.server.adapters.rows import Adapters
-from bigmodel.server.engine.budget import EngineOptions, KVBudget, kv_budget, sequences_at_once, tokens_of_a_step
+from bigmodel.server.engine.budget import (
+    EngineOptions,
+    KVBudget,
+    StateRoom,
+    kv_budget,
+    sequences_at_once,
+    tokens_of_a_step,
+)
 from bigmodel.server.engine.compute.choose_runner import RunnerChoice, choose_runner
 from bigmodel.server.engine.compute.draft import Drafter, ModelDrafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner, generates
@@ -64,12 +71,12 @@ def build_engine(
         runner.adapters = make_adapters(model, adapters, runner)
     drafter = make_drafter(model, draft_model, options, runner)
     gathered = runner.gathered_per_token() if isinstance(runner, PackedRunner) else {}
-    budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options, gathered)
     sequences = sequences_at_once(plan, options)
     keeps_prefixes = options.prefix_cache and isinstance(runner, PackedRunner)
-    kept = None
-    if isinstance(runner, PackedRunner) and runner.mixers is not None:
-        budget, kept = budget.without_states(runner.states, sequences, runner.row_multiple, keeps_prefixes)
+    room = state_room(runner, sequences, keeps_prefixes)
+    unplanned = None if room is None else room.unplanned
+    budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options, gathered, unplanned)
+    budget, kept = (budget, None) if room is None else budget.without_states(room)
     pool = TokenPool(budget.tokens)
     prefix = PrefixCache(pool, enabled=keeps_prefixes, states=kept)
     if options.prefix_folder is not None:
@@ -101,6 +108,15 @@ def build_engine(
         on_failure=on_failure,
         around_step=around_step,
     )
+
+
+def state_room(runner: Runner, sequences: int, prefixes: bool) -> StateRoom | None:
+    """Recurrent states of so many sequences, and of as many prompts if there is a cache of prefixes; None of a model
+    without."""
+    if not isinstance(runner, PackedRunner) or runner.mixers is None:
+        return None
+    rows = -(-sequences // runner.row_multiple) * runner.row_multiple
+    return StateRoom(runner.states, sequences, rows, sequences if prefixes else 0)
 
 
 def prefix_files(

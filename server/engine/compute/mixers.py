@@ -343,23 +343,24 @@ class _Call:
 
     def _called(self, taken: Callable[[torch.Tensor], torch.Tensor], layer: _StateLayer) -> torch.Tensor:
         """The output [rows, tokens, width] of the module for the rows that ``taken`` takes of its inputs."""
-        count = self._hidden.shape[1]
-
-        def replaced(value: Any) -> Any:
-            if value is self._cache:
-                return _ModuleCache(layer)
-            if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == count:
-                return taken(value)
-            if isinstance(value, tuple):
-                return tuple(map(replaced, value))
-            return value
-
-        found = self._forward(*map(replaced, self._args), **{key: replaced(each) for key, each in self._kwargs.items()})
+        args = [self._input(value, taken, layer) for value in self._args]
+        kwargs = {name: self._input(value, taken, layer) for name, value in self._kwargs.items()}
+        found = self._forward(*args, **kwargs)
         if isinstance(found, tuple):
             found, *others = found
             self._others = tuple(None if isinstance(each, torch.Tensor) else each for each in others)
         assert isinstance(found, torch.Tensor)
         return found
+
+    def _input(self, value: Any, taken: Callable[[torch.Tensor], torch.Tensor], layer: _StateLayer) -> Any:
+        """What the module is given in the place of an argument of the packed step."""
+        if value is self._cache:
+            return _ModuleCache(layer)
+        if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == self._hidden.shape[1]:
+            return taken(value)
+        if isinstance(value, tuple):
+            return tuple(self._input(each, taken, layer) for each in value)
+        return value
 
     def _put(self, rows: slice | torch.Tensor, found: torch.Tensor) -> None:
         if self._out is None:

@@ -255,8 +255,7 @@ class PackedRunner:
             total[device] = total.get(device, 0) + nbytes
         for device in self.states:
             total.setdefault(device, 0)
-        # A state of fixed size takes no bytes per position, but the pool counts positions: one byte stands for it.
-        return total if any(total.values()) else {**total, str(self.device): 1}
+        return total
 
     def gathered_per_token(self) -> dict[str, int]:
         """Bytes per position of the largest layer, by accelerator: attention gathers those of one layer from pages."""

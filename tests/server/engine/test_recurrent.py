@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from bigmodel.devices import max_memory_allocated, reset_peak_memory
+from bigmodel.dispatch import dispatch_model
 from bigmodel.errors import ServeError
-from bigmodel.server.engine import Engine
+from bigmodel.server.engine import Done, Engine, EngineOptions, build_engine
 from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
+from bigmodel.server.loading import load
 from tests.server import oracle
 from tests.server.tiny import ask, make_request, tiny_engine, tiny_tokenizer
 
@@ -182,6 +187,47 @@ def test_what_cannot_be_served_with_recurrent_states_is_refused() -> None:
         tiny_engine(built(mamba2), prompt_lookup=3)
     with pytest.raises(ServeError, match="do not hold recurrent states of 8 sequences"):
         tiny_engine(built(mamba2), kv_bytes=20_000, max_sequences=8)
+    with pytest.raises(ServeError, match="folder for the prefix cache holds keys and values"):
+        tiny_engine(built(mamba2), prefix_folder=Path("somewhere"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [bamba, mamba2, qwen3_next])
+def test_an_accelerator_keeps_to_its_budget_with_states_of_more_sequences_than_planned(
+    make: Callable[[], Any], tmp_path: Path, accelerators: None
+) -> None:
+    built(make).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    options: Any = {"max_memory": {0: "12MiB", "cpu": "1GiB"}, "device_map": "sequential"}
+    placed = load(str(tmp_path), **options, batch_size=2, context_length=300)
+    entry = placed.plan.devices[0]
+    assert set(placed.plan.device_map.values()) == {0}
+    engine = build_engine(placed.model, tiny_tokenizer(), placed.plan, EngineOptions(max_sequences=6))
+    gc.collect()
+    reset_peak_memory(0)
+    engine.start()
+    asked = [[(7 * place + number) % 251 for place in range(B + 9 + number)] for number in range(8)]
+    collectors = [ask(engine, prompt, max_tokens=9, ignore_eos=True) for prompt in asked]
+    for collector in collectors:
+        assert isinstance(collector.wait(), Done)
+    engine.stop()
+    assert max_memory_allocated(0) <= entry.budget
+
+
+@pytest.mark.parametrize("make", [bamba, lfm2])
+def test_streamed_layers_give_the_same_bits(make: Callable[[], Any], accelerators: None) -> None:
+    found = []
+    for home in ("virtual:0", "cpu"):
+        model = built(make)
+        places = {name: "virtual:0" for name, _ in model.named_children()} | {
+            "model": "virtual:0",
+            "model.layers": home,
+        }
+        dispatch_model(model, places, main_device="virtual:0")
+        engine = tiny_engine(model)
+        found.append(together(engine, prompts(3, B + 20), 4))
+        engine.stop()
+    assert found[0] == found[1]
 
 
 def test_states_leave_fewer_positions_for_keys_and_values() -> None:
