@@ -67,6 +67,7 @@ PARTS = (
     Part("memory", "peak against plan and budget", (), ("--max-memory", "0=3GiB,cpu=16GiB")),
     Part("experts", "a mixture: only chosen experts are fetched"),
     Part("serve-throughput", "tokens per second of arriving requests"),
+    Part("serve-hybrid", "requests to models with recurrent states", ("--models", "qwen3-next")),
     Part("train-overhead", "a training step beside plain PyTorch's"),
     Part("load", "loading to the accelerator"),
     Part("pipeline", "from disk to the accelerator"),

@@ -107,17 +107,17 @@ def ragged_jobs(count: int, *, seed: int, tokens: int, per_second: float | None 
 
 @dataclass
 class Timed:
-    """A sink that records the times of submission, of tokens, and of the end of a request."""
+    """A sink that records the tokens of a request, and the times of its submission and of each token."""
 
     sent: float
     over: queue.SimpleQueue[Event]
     arrivals: list[float] = field(default_factory=list)
-    tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
 
     def put(self, event: Event) -> None:
         if isinstance(event, Delta):
             self.arrivals.append(time.perf_counter())
-            self.tokens += len(event.token_ids)
+            self.token_ids += event.token_ids
         else:
             self.over.put(event)
 

@@ -115,7 +115,8 @@ def state_room(runner: Runner, sequences: int, prefixes: bool) -> StateRoom | No
     without."""
     if not isinstance(runner, PackedRunner) or runner.mixers is None:
         return None
-    rows = -(-sequences // runner.row_multiple) * runner.row_multiple
+    runner.mixers.compute_at_once(sequences)
+    rows = -(-sequences // runner.mixers.rows) * runner.mixers.rows
     return StateRoom(runner.states, sequences, rows, sequences if prefixes else 0)
 
 

@@ -49,7 +49,7 @@ class RunnerChoice:
             mixers = runner.mixers
             known = None
             if mixers is not None:
-                known = KnownMixers(mixers.modules, mixers.continues, mixers.together, runner.states)
+                known = KnownMixers(mixers.modules, mixers.continues, mixers.sizes, runner.states)
             return cls(True, runner.row_multiple, layers=runner.layers, mixers=known)
         return cls(False, runner.row_multiple, getattr(runner, "cached", True))
 
@@ -105,7 +105,8 @@ def choose_runner(
 def _goes_on(packed: PackedRunner, whole: PlainRunner) -> bool:
     """Whether the modules with recurrent states are right over several steps. They find out how they may be called."""
     expected = [whole.forward([*prompt, *_NEXT])[-1] for prompt in _LONG]
-    return all(_close(one, other) for one, other in zip(_grown(packed), expected, strict=True))
+    # Texts of many tokens, some of whose states went through memory in between: roundings add up.
+    return all(_close(one, other, 10) for one, other in zip(_grown(packed), expected, strict=True))
 
 
 def _grown(packed: PackedRunner) -> list[torch.Tensor]:
@@ -140,8 +141,8 @@ def _plain(model: torch.nn.Module, expected: torch.Tensor, whole: PlainRunner) -
     return whole
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal up to the rounding error that many layers accumulate."""
+def _close(one: torch.Tensor, other: torch.Tensor, factor: float = 1.0) -> bool:
+    """Equal up to the rounding error that many layers accumulate, and so many times many tokens."""
     scale = other.float().abs().max().clamp(min=1e-6)
-    tolerance = 1e-4 if other.dtype == torch.float32 else 0.05
+    tolerance = min(factor * 1e-4 if other.dtype == torch.float32 else factor * 0.05, 0.2)
     return bool((one.float() - other.float()).abs().max() <= tolerance * scale)

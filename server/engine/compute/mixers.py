@@ -3,8 +3,9 @@
 Such a layer mixes tokens by a state of fixed size, so the rows of a packed step cannot go through it together. Within a
 step each of its modules computes every sequence's rows alone, from the sequence's own state: prompts in blocks of
 :data:`~bigmodel.server.engine.kv.buffers.PROMPT_BLOCK` positions from the start of the prompt, as attention does, and
-the tokens that are generated one at a time. Those of all sequences are one call of the module, padded to a number of
-rows with which no row depends on the others. So no bit depends on the rest of the batch or on how a prompt was cut.
+the tokens that are generated one at a time. Those of several sequences are one call of the module, always of the same
+number of rows, with which no row depends on the others. So no bit depends on the rest of the batch or on how a prompt
+was cut.
 
 Modules are found by their use of transformers' cache: no list of architectures is needed. A step that raises leaves no
 state that can be used: a sequence without states is computed again from its first token. States at the end of a
@@ -13,7 +14,7 @@ prompt's block may be kept for prompts that begin alike: copies, as modules writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,9 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from bigmodel.server.engine.compute.attention import AttentionCall, RaggedCache, active_cache
 from bigmodel.server.engine.kv.layer_state import LayerState
+
+SIZES = (2, 4, 8)
+"""Numbers of rows that are tried: with more, weights are read hardly less often for each token."""
 
 LARGE = 4096.0
 """Factor of a recurrent state whose effect on a module's output is to be seen."""
@@ -79,6 +83,12 @@ def _rows(rows: slice, tensor: torch.Tensor) -> torch.Tensor:
 def _picked(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Each of these rows as a sequence of one token."""
     return tensor[0].index_select(0, rows)[:, None]
+
+
+def _parts(calls: Seq[AttentionCall], size: int) -> Iterator[Seq[AttentionCall]]:
+    """Parts of so many, the last one of what is left."""
+    for begin in range(0, len(calls), size):
+        yield calls[begin : begin + size]
 
 
 def _stacked(parts: Seq[tuple[torch.Tensor | None, int]], rows: int) -> torch.Tensor | None:
@@ -181,13 +191,13 @@ class KnownMixers(NamedTuple):
     Attributes:
         modules: Those modules.
         continues: Whether they take up a state with several tokens.
-        together: Whether tokens that are generated are one call for all sequences.
+        sizes: Numbers of rows with which they compute tokens of several sequences.
         states: Bytes of a sequence's states, by device; None if they were not measured.
     """
 
     modules: tuple[MixerModule, ...]
     continues: bool | None = None
-    together: bool | None = None
+    sizes: tuple[int, ...] | None = None
     states: Mapping[str, int] | None = None
 
 
@@ -200,21 +210,26 @@ class Mixers:
 
     Attributes:
         modules: Those modules.
-        row_multiple: Tokens that are generated are computed with so many rows, or a multiple of it.
         continues: Whether the modules take up a state with several tokens; else prompts go on token by token. None: it
             is found out when that first happens.
-        together: Whether tokens that are generated are one call of a module for all sequences; None: they are, and if
-            the bits differ from those of a call for each sequence, it becomes False.
+        sizes: Numbers of rows of which a sequence has the same bits wherever it is, whatever the others are. None: they
+            are found out when tokens of several sequences are first computed.
+        rows: The number in use: generated tokens are computed for so many sequences at once.
     """
 
-    def __init__(self, model: torch.nn.Module, known: KnownMixers, row_multiple: int) -> None:
-        self.modules, self.continues, self.together, _ = known
-        self.row_multiple = row_multiple
+    def __init__(self, model: torch.nn.Module, known: KnownMixers) -> None:
+        self.modules, self.continues, self.sizes, _ = known
+        self.rows = 1
         for found in self.modules:
             module = model.get_submodule(found.name)
             if "forward" in module.__dict__ and not isinstance(module.__dict__["forward"], _PackedForward):
                 raise ValueError(f"{found.name} has another forward already, as parts streamed by themselves have")
             module.forward = _PackedForward(self, found, type(module).forward.__get__(module))
+
+    def compute_at_once(self, sequences: int) -> None:
+        """Compute the generated tokens of so many sequences in as few calls as there can be without much padding."""
+        enough = 1 << max(sequences - 1, 0).bit_length()
+        self.rows = max((size for size in self.sizes or () if size <= enough), default=1)
 
 
 def remove_mixers(model: torch.nn.Module) -> None:
@@ -273,10 +288,9 @@ class _Call:
             for call in turn:
                 if not call.generated:
                     self._compute_prompt(call)
-            if self._mixers.together is None and len(generated) > 1:
-                self._mixers.together = self._has_same_bits(generated)
-            parts = [generated] if self._mixers.together is not False else [[call] for call in generated]
-            for part in filter(None, parts):
+            if self._mixers.sizes is None and len(generated) > 1:
+                self._mixers.sizes = tuple(size for size in SIZES if self._has_same_bits(generated, size))
+            for part in _parts(generated, self._mixers.rows):
                 self._compute_generated(part)
         for span in self._cache.spans:
             span.kv.states[layer] = self._states[id(span.kv)]
@@ -315,27 +329,28 @@ class _Call:
 
     def _compute_generated(self, calls: Seq[AttentionCall]) -> None:
         """Compute one token of each sequence, in one call."""
-        out, states = self._generated(calls)
+        states = [self._states[id(call.kv)] for call in calls]
+        out, states = self._generated([call.row for call in calls], states, self._mixers.rows)
         self._put(torch.tensor([call.row for call in calls], device=out.device), out)
         self._states.update({id(call.kv): state for call, state in zip(calls, states, strict=True)})
 
-    def _generated(self, calls: Seq[AttentionCall]) -> tuple[torch.Tensor, list[LayerState]]:
-        """Outputs [sequences, width] and states."""
-        rows = -(-len(calls) // self._mixers.row_multiple) * self._mixers.row_multiple
-        layer = _StateLayer.beginning([self._states[id(call.kv)] for call in calls], rows, self._module.numbers)
-        places = [call.row for call in calls] + [calls[0].row] * (rows - len(calls))
-        picked = torch.tensor(places, device=self._hidden.device)
-        out = self._called(partial(_picked, picked), layer)[: len(calls), 0]
-        return out, layer.states(len(calls))
+    def _generated(
+        self, places: list[int], states: Seq[LayerState], rows: int
+    ) -> tuple[torch.Tensor, list[LayerState]]:
+        """Outputs [sequences, width] and states of sequences whose tokens are there, from a call of ``rows``."""
+        layer = _StateLayer.beginning(states, rows, self._module.numbers)
+        padded = places + places[:1] * (rows - len(places))
+        picked = torch.tensor(padded, device=self._hidden.device)
+        out = self._called(partial(_picked, picked), layer)[: len(places), 0]
+        return out, layer.states(len(places))
 
-    def _has_same_bits(self, calls: Seq[AttentionCall]) -> bool:
-        """Whether sequences get the same in one call as each in a call of its own."""
-        before = {id(call.kv): self._states[id(call.kv)].copy() for call in calls}
-        outs, states = self._generated(calls)
-        for call, out, state in zip(calls, outs, states, strict=True):
-            self._states[id(call.kv)] = before[id(call.kv)].copy()
-            (own,), (alone,) = self._generated([call])
-            self._states[id(call.kv)] = before[id(call.kv)]
+    def _has_same_bits(self, calls: Seq[AttentionCall], rows: int) -> bool:
+        """Whether a sequence gets the same in each of so many rows, beside others and beside padding."""
+        beside = [calls[row % len(calls)] for row in range(rows)]
+        states = [self._states[id(call.kv)].copy() for call in beside]
+        together = self._generated([call.row for call in beside], states, rows)
+        for call, out, state in zip(beside, *together, strict=True):
+            (own,), (alone,) = self._generated([call.row], [self._states[id(call.kv)].copy()], rows)
             pairs = zip(state.tensors(), alone.tensors(), strict=True)
             if not torch.equal(out, own) or not all(torch.equal(one, other) for one, other in pairs):
                 return False

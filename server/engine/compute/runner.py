@@ -148,7 +148,7 @@ class PackedRunner:
         self._takes_positions = "position_ids" in parameters
         self._cache_name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[0])
         known = KnownMixers(find_mixers(model, self._token)) if mixers is None else mixers
-        self.mixers = Mixers(model, known, self.row_multiple) if known.modules else None
+        self.mixers = Mixers(model, known) if known.modules else None
         if known.states is not None:
             self.states = dict(known.states)  # in the place of the property's value, too
 
