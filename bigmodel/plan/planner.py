@@ -269,10 +269,10 @@ class _Request:
         try:
             made = self._of_profile(profile)
         except BudgetError:
-            made = self._with_kv_on_host(profile)
-            if made is None:
+            other = self._with_kv_on_host(profile)
+            if other is None:
                 raise
-            return made
+            return other
         if self._computes_kv_on_host(profile, made):
             other = self._with_kv_on_host(profile)
             return made if other is None or _is_faster(made, other, self.objective) else other

@@ -29,7 +29,7 @@ class _Order:
         return [*alive[at + 1 :], *alive[:at]][:count]
 
 
-class HostKVLayer(DynamicLayer):  # type: ignore[misc]
+class HostKVLayer(DynamicLayer):
     """A layer of `DynamicCache` whose keys and values lie on the host between its updates.
 
     What `update` returns is bit for bit that of `DynamicLayer`. `keys` and `values` are copies on the host.
@@ -85,11 +85,13 @@ class HostKVLayer(DynamicLayer):  # type: ignore[misc]
         return self._fetcher.update(self, key_states, value_states)
 
     def _update_on_host(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        before = [] if not self.get_seq_length() else [(self.keys, self.values)]
+        past = [self.keys, self.values]
         for rows, new in zip(self.rows, (key, value), strict=True):
             _append(rows, new)
         self.version += 1
-        return tuple(torch.cat([*(past[at] for past in before), new], dim=-2) for at, new in enumerate((key, value)))  # type: ignore[return-value]
+        keys = key.clone() if past[0] is None else torch.cat([past[0], key], dim=-2)
+        values = value.clone() if past[1] is None else torch.cat([past[1], value], dim=-2)
+        return keys, values
 
     def get_seq_length(self) -> int:
         """Return the number of tokens."""
