@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .harness import BenchmarkError, Column, Limit, Report, Table, Variant, elapsed, measure
+from .harness.report import Cell
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,9 @@ def run(options: argparse.Namespace) -> Report:
     link = (fetched + streamed) / sizes.rate
     steps = {name: samples.summary(name) for name in texts}
     ratio = steps[ON_HOST].median / max(link, steps[ON_DEVICE].median)
-    rows = [[name, step.median, step.first_quartile, step.third_quartile] for name, step in steps.items()]
+    rows: list[list[Cell]] = [
+        [name, step.median, step.first_quartile, step.third_quartile] for name, step in steps.items()
+    ]
     rows.append(["bytes over the link", link, None, None])
     return Report(
         "kv_tier",
@@ -164,7 +167,8 @@ class Text:
         self._tokens = torch.arange(16)[None].to("virtual:0")
         self._forward(self._tokens)
         generator = torch.Generator().manual_seed(0)
-        for layer in self._past.layers:  # as if the text so far had been computed
+        layers: list[Any] = self._past.layers
+        for layer in layers:  # as if the text so far had been computed
             shape = (1, sizes.width // 64, sizes.context - 64, 32)
             keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
             layer.keys, layer.values = keys.to(layer.device), values.to(layer.device)
