@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> Report:
     from bigmodel.dispatch import dispatch_model
 
     torch.set_num_threads(options.threads or 1)
-    sizes = Sizes(8, 64, 512, 1e7, 1) if options.quick else Sizes(12, 256, 8192, 2e8, options.steps)
+    sizes = Sizes(16, 64, 2048, 8e7, 1) if options.quick else Sizes(12, 256, 8192, 2e8, options.steps)
     virtual.enable(1, bandwidth=sizes.rate)
     try:
         profile = profile_of(sizes)

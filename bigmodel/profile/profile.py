@@ -15,9 +15,8 @@ from ..devices import HOST, format_size, torch_device
 from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
 from ..quantized.packable import packing_note
 from ..quantized.stored import StoredModule, published, stored_names
-from .model.growing import growing_layers
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
-from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
+from .model.units import UnitProfile, combining_module, find_no_split_classes, growing_layers, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
 from .trace.events import OUTSIDE, Enter, Event, Leave
 from .trace.ledger import D, Rounding, replay

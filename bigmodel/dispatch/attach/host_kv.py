@@ -9,7 +9,7 @@ from torch import nn
 
 from ...devices.pinned import empty_weights
 from ...plan import Plan
-from ...profile.model.growing import layer_indices
+from ...profile.model.units import layer_indices
 from ..streaming.host_kv import KVFetchers
 from .dispatched import Dispatched
 from .pinned_memory import PinnedBudget

@@ -15,7 +15,7 @@ from ...devices import DISK, format_size, is_accelerator, torch_device
 from ...errors import DispatchError
 from ...plan import Plan
 from ...profile import storage_key
-from ...profile.model.growing import layer_indices
+from ...profile.model.units import layer_indices
 from ..placement.dispatch_units import DispatchUnit
 from ..placement.tensors import PlacedTensor
 from ..streaming.streamer import Streamer

@@ -276,7 +276,8 @@ def _add_reserved(usage: MemoryUsage, profile: Profile, assignment: Assignment) 
         if device in memories and nbytes:
             memories[device].take(nbytes)
     for device, memory in memories.items():
-        for nbytes in (*usage.shared_tensors(device), *kv_slots(profile, assignment.execution).get(device, ())):
+        fetched = kv_slots(profile, assignment.execution).get(device, []) if profile.kv_on_host else []
+        for nbytes in (*usage.shared_tensors(device), *fetched):
             memory.take(nbytes)
         workspace = assignment.caching[device].workspace
         if workspace and profile.phases and device in assignment.execution:
@@ -342,7 +343,8 @@ def assemble(
     uses = with_workspace_apart(device_uses(profile, assignment), profile, assignment)
     for key, gathered in _kv_gather(profile, assignment).items():
         uses[key] = replace(uses[key], kv_gather=gathered)
-    for key, sizes in kv_slots(profile, assignment.execution).items():
+    fetched = kv_slots(profile, assignment.execution) if profile.kv_on_host else {}
+    for key, sizes in fetched.items():
         taken = map(block_bytes, sizes) if key in assignment.caching else sizes
         uses[key] = replace(uses[key], kv_slots=sum(taken))
     for key, memory in assignment.caching.items():
@@ -357,7 +359,7 @@ def assemble(
         parts=parts_of(profile, assignment, reasons),
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,
-        kv_slots=KV_SLOTS if kv_slots(profile, assignment.execution) else 0,
+        kv_slots=KV_SLOTS if fetched else 0,
         offload_dtype=profile.offload_dtype,
         host_kernels=PACKED if profile.packing else EXACT,
         offload_buffers=assignment.stream_buffers,
@@ -423,7 +425,7 @@ def with_budgets(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> 
 
 def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str] | None = None) -> tuple[Part, ...]:
     """Return the units of a profile as they are assigned; `reasons` as for `assemble`."""
-    fetched = set(fetched_kv(profile, assignment.execution))
+    fetched = set(fetched_kv(profile, assignment.execution)) if profile.kv_on_host else set()
     return tuple(
         Part(
             name=unit.name,
