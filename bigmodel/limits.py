@@ -78,6 +78,13 @@ the page cache; the rest is for other programs."""
 CACHED_SHARE = 0.7
 """Share of the host's total memory up to which the kernel is expected to cache a model's files from pass to pass."""
 
+KV_BLOCK_BYTES = 4 * 2**20
+"""Keys, or values, of one layer that lie on the host are in blocks of so many bytes: large enough for the link's full
+speed."""
+
+KV_SLOTS = 2
+"""Layers whose keys and values on the host have memory on the accelerator at once: one computes, one is fetched."""
+
 KV_SHARE = 0.25
 """Share of a device's free memory that a server takes for keys and values if the plan reserves none."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from ..devices import (
 )
 from ..devices.cgroup import usable_cores
 from ..devices.memory import CachingMemory
-from ..errors import PlanError
+from ..errors import BudgetError, PlanError
 from ..limits import DEFAULT_SLOTS, MOST_READERS, READERS
 from ..profile import DtypeLike, Profile, profile_model, profile_source
 from ..profile.machine.machine import MachineProfile, nominal_machine
@@ -152,7 +153,8 @@ def plan(
         machine: the machine to plan for; None: this one. With an objective it is measured the first time (half a
             minute).
         per_pass: with "auto" and a prediction, a part may be streamed for prompts and computed in steps. Its KV cache
-            moves between the two, so the cache must be one of `transformers`; False if the caller keeps its own.
+            moves between the two, so the cache must be one of `transformers`; False if the caller keeps its own. So it
+            must for keys and values that are planned on the host.
         sample_inputs: arguments of forward for a model whose inputs follow no known convention, as `profile_model`
             takes them; they fix batch size and shapes.
         strict: raise PlanError if the memory of any input of the model is unknown, instead of noting it.
@@ -264,6 +266,48 @@ class _Request:
         if self.strict and profile.unknown:
             raise PlanError(f"{profile.name}: {profile.unknown}")
         profile = self._with_link_dtype(profile)
+        try:
+            made = self._of_profile(profile)
+        except BudgetError:
+            other = self._with_kv_on_host(profile)
+            if other is None:
+                raise
+            return other
+        if self._computes_kv_on_host(profile, made):
+            other = self._with_kv_on_host(profile)
+            return made if other is None or _is_faster(made, other, self.objective) else other
+        return made
+
+    def _computes_kv_on_host(self, profile: Profile, made: Plan) -> bool:
+        """Whether a plan has the host compute units whose keys and values could lie there alone."""
+        names = {profile.units[index].name for index in profile.growing}
+        given = any(is_accelerator(key) and size for key, size in self.budgets.items())
+        return given and any(part.runs_on == HOST and part.name in names for part in made.parts)
+
+    def _with_kv_on_host(self, profile: Profile) -> Plan | None:
+        """Return the plan with as few keys and values on the host as have accelerators run all units that have any;
+        None if there is none, or these run all as it is."""
+        units = [index for index in sorted(profile.growing) if profile.kv_cache[index]]
+        if not units or not self.per_pass or self.offload == "compute" or self.strategy != "auto":
+            return None
+        from .memory.host_kv import with_kv_on_host
+
+        def of(count: int) -> Profile:
+            return with_kv_on_host(profile, [units[at * len(units) // count] for at in range(count)])  # far apart
+
+        def fits(count: int) -> bool:
+            try:
+                _, found = self._greedy(of(count), self._capacity(of(count)))
+            except BudgetError:
+                return False
+            return all(is_accelerator(found.execution[index]) for index in units)
+
+        if fits(0) or not fits(len(units)):
+            return None
+        least = bisect_left(range(1, len(units)), True, key=fits) + 1
+        return replace(self, offload="stream")._of_profile(of(least))
+
+    def _of_profile(self, profile: Profile) -> Plan:
         minimised = self.objective or "latency"
         assembled = partial(
             assemble,
@@ -367,6 +411,15 @@ class _Request:
             readers=reader_count(self.machine or (known_machine() if self.is_predicted else None)),
             caching=self.caching,
         )
+
+
+def _is_faster(one: Plan, other: Plan, objective: str | None) -> bool:
+    """Whether `one` is predicted to be faster; False if nothing is predicted."""
+    if one.prediction is None or other.prediction is None:
+        return False
+    if objective == "throughput":
+        return (one.tokens_per_second or 0.0) > (other.tokens_per_second or 0.0)
+    return one.prediction.token <= other.prediction.token
 
 
 def _check_choices(strategy: str, objective: str | None, offload: str, machine: MachineProfile | None) -> None:

@@ -16,7 +16,7 @@ from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
 from ..quantized.packable import packing_note
 from ..quantized.stored import StoredModule, published, stored_names
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
-from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
+from .model.units import UnitProfile, combining_module, find_no_split_classes, growing_layers, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
 from .trace.events import OUTSIDE, Enter, Event, Leave
 from .trace.ledger import D, Rounding, replay
@@ -47,6 +47,10 @@ class Profile:
         packing: a sentence about the weights that the host computes packed; empty: it restores all.
         lending: positions of the units whose weights are read by operations between units. Such a unit is on no
             accelerator but the main device.
+        growing: positions of the units whose keys and values grow with the context in layers of a cache of transformers
+            that can hold them on the host.
+        kv_on_host: bytes of each unit's keys and values that lie on the host at full context, where the unit runs on an
+            accelerator; empty: of none. The traces of such a profile are without them.
     """
 
     name: str
@@ -62,6 +66,8 @@ class Profile:
     stored_as: str = ""
     lending: frozenset[int] = frozenset()
     packing: str = ""
+    growing: frozenset[int] = frozenset()
+    kv_on_host: tuple[int, ...] = ()
 
     @cached_property
     def weights(self) -> int:
@@ -236,6 +242,7 @@ def profile_model(
     returning = _returning_units(model, units, phases)
     placed = {index for index, unit in enumerate(units) if unit.tensors}
     lent = {index for phase in phases for index in phase.lent}
+    growing = growing_layers(model, [unit.name for unit in units if not unit.is_tensor]) if phases else frozenset()
     return Profile(
         name=type(model).__name__,
         units=tuple(units[index] for index in order),
@@ -249,6 +256,7 @@ def profile_model(
         stored_as=_formats(model),
         lending=frozenset(place for place, index in enumerate(order) if index in lent),
         packing=packing,
+        growing=frozenset(place for place, index in enumerate(order) if units[index].name in growing),
     )
 
 

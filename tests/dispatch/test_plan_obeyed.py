@@ -274,6 +274,22 @@ def test_random_plans_never_pass_their_predicted_peak(draw: random.Random) -> No
     assert kind not in (ABOVE, VIOLATED, FAILED), f"{case}: {said}"
 
 
+@pytest.mark.slow
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=few(3))
+def test_peaks_are_the_predicted_ones_where_keys_and_values_lie_on_the_host(draw: random.Random) -> None:
+    virtual.enable(2)
+    model = llama(8, hidden_size=32, intermediate_size=32, num_key_value_heads=4, head_dim=32, vocab_size=96)
+    context, batch = draw.randint(56, 64), draw.randint(1, 3)
+    steps = context - draw.randint(40, 50)
+    of = profile_model(model, batch, context, steps, device_type="virtual", padded=draw.random() < 0.5)
+    budget = of.activations + int(draw.uniform(0.5, 1.2) * sum(of.kv_cache))
+    found = plan(of, {0: budget, "cpu": 10**9}, slots=draw.randint(1, 3))
+    if found.kv_on_host:
+        peak, _ = peaks_of(model, found)[0]
+        assert peak == found.devices[0].total <= budget
+
+
 PLACES: list[tuple[int | str, int | str]] = [(0, 0), (1, 1), ("cpu", 0), ("cpu", 1), ("cpu", 1)]
 
 

@@ -603,3 +603,41 @@ def test_threads_that_read_from_disk_are_as_many_as_the_machine_is_worth(monkeyp
         assert reader_count() == readers
     found = plan(llama_profile(), {"cpu": 10**9}, machine=measured, objective="fit")
     assert (found.readers, found.staging_bytes) == (4, 2 * STAGING_BYTES)
+
+
+def long_profile() -> Profile:
+    """Sixteen layers whose keys and values take three times their weights."""
+    return llama_profile(2048, 1900, max_position_embeddings=4096, num_hidden_layers=16)
+
+
+def test_keys_and_values_lie_on_the_host_where_the_device_cannot_hold_them() -> None:
+    budgets: dict[int | str, int] = {0: 4_000_000, "cpu": 10**9}
+    made = plan(long_profile(), budgets)
+    assert sum(long_profile().kv_cache) > budgets[0]
+    assert made.kv_on_host == tuple(f"model.layers.{index}" for index in range(16))
+    assert all(part.runs_on == 0 for part in made.parts if part.kv_on_host)
+    assert made.devices["cpu"].kv_cache == sum(long_profile().kv_cache)
+    assert made.devices[0].kv_cache == 0
+    assert made.devices[0].kv_slots == made.kv_slots * max(long_profile().kv_cache)
+    assert made.devices[0].total <= budgets[0]
+    assert Plan.from_json(made.to_json()) == made
+    assert "KV in RAM" in str(made)
+    assert "Keys and values of 16 parts lie in RAM" in made.explain()
+
+
+def test_no_more_keys_and_values_lie_on_the_host_than_must() -> None:
+    more = [len(plan(long_profile(), {0: budget, "cpu": 10**9}).kv_on_host) for budget in (6 * 10**6, 10**7, 10**8)]
+    assert 16 > more[0] > more[1] >= more[2] == 0
+
+
+def test_keys_and_values_on_the_host_are_counted_in_the_time_of_a_step() -> None:
+    link = 1e9
+    made = plan(long_profile(), {0: 4_000_000, "cpu": 10**9}, machine=machine(link=link, host=1e-7))
+    assert made.kv_on_host
+    assert made.prediction is not None
+    streamed = sum(part.bytes for part in made.streamed)
+    assert made.prediction.token >= (sum(long_profile().kv_cache) + streamed) / link
+
+
+def test_keys_and_values_stay_on_the_device_of_a_caller_that_keeps_its_own() -> None:
+    assert not plan(long_profile(), {0: 4_000_000, "cpu": 10**9}, per_pass=False).kv_on_host

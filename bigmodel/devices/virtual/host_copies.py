@@ -114,7 +114,8 @@ def check_written(target: torch.Tensor, from_: Queue) -> None:
     for copied in (*(each.copied for each in read), *(each.copied for each in _overlapping((begin, end)))):
         if not detector.is_ordered(copied, from_):
             raise detector.report(f"a copy on {from_} writes host memory that no event orders after {copied}")
-    _watched[:] = [each for each in _watched if each not in read]
+    gone = {id(each) for each in read}  # equality would compare tensors
+    _watched[:] = [each for each in _watched if id(each) not in gone]
     for each in read:
         if not each.is_arriving:
             each.check()

@@ -42,6 +42,7 @@ from ..weights.parameters import (
 from .align import Aligner
 from .dispatched import Dispatched, UndoLog
 from .expert_builder import ExpertBuilder
+from .host_kv import keep_kv_on_host
 from .pinned_memory import PinnedBudget
 from .stream_builder import StreamBuilder, quantized
 
@@ -97,6 +98,7 @@ class Builder:
             Aligner(self.modules, self.placed, self.placement, self.units, self.plan, self.options).align(result)
             self._pack(result)
             self._read_ahead(blocks, result)
+            keep_kv_on_host(self.modules, self.plan, self.pinned, result)
         except BaseException:
             forget_second_places(self.model)
             self.undo_log.undo()

@@ -24,6 +24,7 @@ from ..mapped.readahead import ReadAhead
 from ..placement.aligned import put_back
 from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
+from ..streaming.host_kv import KVFetchers
 from ..streaming.streamer import Streamer
 from ..streaming.transform_budgets import TransformBudgets
 from ..weights.autograd_functions import CopiesForFunctions
@@ -88,6 +89,8 @@ class Dispatched(NotCopied):
         """Called when the attachments are removed."""
         self.releases: list[Callable[[], object]] = []
         """Take back the limits that hold allocators to the plan, and the hook of optimizers."""
+        self.kv: KVFetchers | None = None
+        """Fetch keys and values that lie on the host; None: none do."""
         self.forget: Callable[[], None] | None = None
         """Tells the observer of the options that dispatching is undone."""
 
@@ -220,7 +223,8 @@ class Dispatched(NotCopied):
         """Return transfer counters by target: bytes, fetches, hits, misses, seconds waited.
 
         Targets are the accelerators, each with the counters of its own link; ``"cpu"``, for weights on disk that the
-        host computes with; and ``"experts"``, for experts that are fetched one by one. Where weights are quantised for
+        host computes with; ``"experts"``, for experts that are fetched one by one; and ``"kv"``, for keys and values
+        that lie on the host. Where weights are quantised for
         the link, the counters include the relative errors of all of them: `quantization_error_mean` and
         `quantization_error_max`. Those of accelerators include the peak
         of the device's memory in this process: `peak_requested` by tensors, `peak_allocated` and `peak_reserved` for
@@ -239,6 +243,8 @@ class Dispatched(NotCopied):
             mean = {"quantization_error_mean": sum(errors) / len(errors), "quantization_error_max": max(errors)}
             for streamer in self.streamers:
                 counters[str(streamer.device)].update(mean)
+        if self.kv is not None and self.kv.fetchers:
+            counters["kv"] = together([fetcher.stats for fetcher in self.kv.fetchers.values()])
         if self.expert_caches:
             counters["experts"] = expert_stats(self.expert_caches)
         return counters

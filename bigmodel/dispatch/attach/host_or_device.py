@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from ...devices import HOST, torch_device
 from ...devices.nested import first_tensor, send_to_device
@@ -76,12 +75,6 @@ def tokens_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     if tensor is None:
         return 0
     return tensor.numel() // max(tensor.shape[-1], 1) if tensor.dim() and tensor.is_floating_point() else tensor.numel()
-
-
-def layers_of(module: nn.Module) -> set[int]:
-    """Return the indices of the layers of a key-value cache that a module of a transformers model writes to."""
-    found = (getattr(part, "layer_idx", None) for part in module.modules())
-    return {index for index in found if isinstance(index, int)}
 
 
 def move_layer(layer: Any, device: torch.device) -> None:

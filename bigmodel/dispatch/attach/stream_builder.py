@@ -15,6 +15,7 @@ from ...devices import DISK, format_size, is_accelerator, torch_device
 from ...errors import DispatchError
 from ...plan import Plan
 from ...profile import storage_key
+from ...profile.model.units import layer_indices
 from ..placement.dispatch_units import DispatchUnit
 from ..placement.tensors import PlacedTensor
 from ..streaming.streamer import Streamer
@@ -24,7 +25,7 @@ from ..weights.fused_view import lies_on_disk
 from ..weights.packing import WeightError
 from ..weights.quantized_block import QuantizedBlock, carry_on_disk, packings_of
 from .dispatched import Dispatched
-from .host_or_device import HostOrDevice, layers_of
+from .host_or_device import HostOrDevice
 from .pinned_memory import PinnedBudget
 
 Named = tuple[str, Block, bool]
@@ -94,7 +95,7 @@ class StreamBuilder:
         streamed = sum(len(tensor.owners) for tensor in block.tensors)
         if not below or block.casts or block.encloses or streamed != len(names):
             return None
-        return HostOrDevice(below, layers_of(self._modules[name]))
+        return HostOrDevice(below, layer_indices(self._modules[name]))
 
     def _execution_device(self, block: Block) -> torch.device:
         return torch_device(self._placed[block.tensors[0].name].execution_device)

@@ -19,6 +19,7 @@ from ...quantized.host_kernels import EXACT, PACKED
 from ..result.budgets import Key, is_accelerator
 from ..result.expert_split import ExpertSplit
 from ..result.plan import DevicePlan, Part, Plan, Prediction
+from .host_kv import KV_SLOTS, fetched_kv, kv_on_host, kv_slots
 from .reserved import ReplayOptions, ReservedMemory, block_bytes, replay_reserved
 from .staging import upload_bytes
 from .usage import (
@@ -129,6 +130,9 @@ def _usage_of_tensors(profile: Profile, assignment: Assignment) -> MemoryUsage:
         usage.add(device, purpose, nbytes)
     for device in assignment.caching:
         usage.add(device, SLOTS, sum(block_bytes(size) - size for size in usage.shared_tensors(device)))
+    if profile.kv_on_host:
+        for device, purpose, nbytes in kv_on_host(profile, assignment.execution, assignment.caching):
+            usage.add(device, purpose, nbytes)
     peaks = _peaks(profile, assignment)
     for device, nbytes in _kv_cache(profile, assignment).items():
         usage.add(device, KV_CACHE, nbytes)
@@ -272,7 +276,8 @@ def _add_reserved(usage: MemoryUsage, profile: Profile, assignment: Assignment) 
         if device in memories and nbytes:
             memories[device].take(nbytes)
     for device, memory in memories.items():
-        for nbytes in usage.shared_tensors(device):
+        fetched = kv_slots(profile, assignment.execution).get(device, []) if profile.kv_on_host else []
+        for nbytes in (*usage.shared_tensors(device), *fetched):
             memory.take(nbytes)
         workspace = assignment.caching[device].workspace
         if workspace and profile.phases and device in assignment.execution:
@@ -338,6 +343,10 @@ def assemble(
     uses = with_workspace_apart(device_uses(profile, assignment), profile, assignment)
     for key, gathered in _kv_gather(profile, assignment).items():
         uses[key] = replace(uses[key], kv_gather=gathered)
+    fetched = kv_slots(profile, assignment.execution) if profile.kv_on_host else {}
+    for key, sizes in fetched.items():
+        taken = map(block_bytes, sizes) if key in assignment.caching else sizes
+        uses[key] = replace(uses[key], kv_slots=sum(taken))
     for key, memory in assignment.caching.items():
         if key in uses:
             uses[key] = replace(uses[key], context=memory.context)
@@ -350,6 +359,7 @@ def assemble(
         parts=parts_of(profile, assignment, reasons),
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,
+        kv_slots=KV_SLOTS if fetched else 0,
         offload_dtype=profile.offload_dtype,
         host_kernels=PACKED if profile.packing else EXACT,
         offload_buffers=assignment.stream_buffers,
@@ -415,6 +425,7 @@ def with_budgets(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> 
 
 def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str] | None = None) -> tuple[Part, ...]:
     """Return the units of a profile as they are assigned; `reasons` as for `assemble`."""
+    fetched = set(fetched_kv(profile, assignment.execution)) if profile.kv_on_host else set()
     return tuple(
         Part(
             name=unit.name,
@@ -425,6 +436,7 @@ def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str
             kind=unit.class_name,
             computed_below=assignment.computed_below.get(index, 0),
             returns=None if profile.returning is None else index in profile.returning,
+            kv_on_host=index in fetched,
         )
         for index, unit in enumerate(profile.units)
         if unit.tensors

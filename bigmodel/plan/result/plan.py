@@ -17,7 +17,7 @@ from ...limits import GRADIENT_BYTES, READ_AHEAD_BYTES, READERS, STAGING_BYTES, 
 from .budgets import Key, is_accelerator
 from .expert_split import ExpertSplit
 
-FORMAT = 8
+FORMAT = 9
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -34,6 +34,7 @@ class DevicePlan:
         kv_gather: the most of these that any one unit has, on an accelerator; not part of the total. A server that
             keeps them in pages gathers those of one layer at once. `activations` hold as many for the planned batch;
             each further sequence takes its share of them beside its share of `kv_cache`.
+        kv_slots: the part of `slots` into which keys and values are fetched that lie on the host.
         activations: peak of temporary tensors while units run on it.
         workspace: workspace of kernels at that peak, and of libraries.
         slots: memory in which streamed units take turns; on the host, pages of units on disk that it computes with.
@@ -51,6 +52,7 @@ class DevicePlan:
     buffers: int = 0
     kv_cache: int = 0
     kv_gather: int = 0
+    kv_slots: int = 0
     activations: int = 0
     workspace: int = 0
     slots: int = 0
@@ -92,6 +94,8 @@ class Part:
         returns: its outputs are moved to the main device, because operations between parts combine them with other
             tensors. Otherwise they stay where the part runs, and the part that takes them brings them. None: not known,
             as in the plan of a given device map: the dispatcher decides by the structure of the model.
+        kv_on_host: its keys and values lie on the host, and are fetched ahead of each call to the accelerator that it
+            runs on.
     """
 
     name: str
@@ -102,6 +106,7 @@ class Part:
     kind: str = ""
     computed_below: int = 0
     returns: bool | None = None
+    kv_on_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,8 @@ class Plan:
         slots: number of slots on each accelerator that parts are streamed to, in which these take turns; one that fewer
             parts are streamed to has as many as these.
         slot_bytes: bytes of the largest slot.
+        kv_slots: number of slots on each accelerator in which the keys and values of parts take turns that have them on
+            the host.
         offload_dtype: dtype that streamed weights are quantised to on the link, `"int8"` or `"int4"`; None: not at all.
         host_kernels: `"packed"`: of parts that RAM holds and the host computes in every call, weights that its kernels
             take are computed as they are packed; what is copied for that counts as weights instead of stored tensors,
@@ -177,6 +184,7 @@ class Plan:
     parts: tuple[Part, ...]
     slots: int = 0
     slot_bytes: int = 0
+    kv_slots: int = 0
     offload_dtype: str | None = None
     host_kernels: str = "exact"
     offload_buffers: bool = False
@@ -213,6 +221,11 @@ class Plan:
     def computed_below(self) -> dict[str, int]:
         """By name, for parts that the host computes in calls of few tokens: calls of fewer tokens than this."""
         return {part.name: part.computed_below for part in self.parts if part.computed_below}
+
+    @property
+    def kv_on_host(self) -> tuple[str, ...]:
+        """Names of the parts whose keys and values lie on the host and are fetched ahead of each call."""
+        return tuple(part.name for part in self.parts if part.kv_on_host)
 
     @property
     def streamed(self) -> tuple[Part, ...]:
@@ -329,7 +342,7 @@ def max_sequences(plan: Plan) -> int | None:
     """
     found = []
     for device in plan.devices.values():
-        if device.kv_cache and device.free is not None:
-            each = (device.kv_cache + device.kv_gather) / plan.batch_size
+        if (device.kv_cache or device.kv_slots) and device.free is not None:
+            each = (device.kv_cache + device.kv_gather + device.kv_slots) / plan.batch_size
             found.append(plan.batch_size + int(max(device.free, 0) / each))
     return min(found, default=None)

@@ -60,6 +60,8 @@ def _parts(plan: Plan) -> Table:
 
 def _where(run: Sequence[Part]) -> str:
     devices = ", ".join(dict.fromkeys(str(part.runs_on) for part in run))
+    if run[0].kv_on_host:
+        return f"{devices}; KV in RAM"
     if not run[0].computed_below:
         return devices
     return f"{devices}; {HOST} below {run[0].computed_below} tokens"
@@ -115,6 +117,12 @@ def _device_sentences(plan: Plan) -> Iterator[str]:
             yield f"Beside that, device {device.device} needs {format_size(device.context)} for its driver's context."
         if device.limited:
             yield f"Near its budget, the allocator of device {device.device} gives cached memory back."
+    kept = len(plan.kv_on_host)
+    if kept:
+        yield (
+            f"Keys and values of {kept} parts lie in RAM: those of the next {plan.kv_slots} are fetched while one "
+            "computes."
+        )
     if plan.expert_split is not None:
         yield (
             f"Calls of fewer than {plan.expert_split.below} tokens have the CPU compute some of the experts that are "
@@ -163,4 +171,4 @@ def label_of(run: Sequence[Part]) -> str:
 
 def _likeness(part: Part) -> tuple[object, ...]:
     streamed = is_accelerator(part.runs_on) and part.runs_on != part.device
-    return part.kind, part.device, None if streamed else part.runs_on, part.computed_below, part.reason
+    return part.kind, part.device, None if streamed else part.runs_on, part.computed_below, part.kv_on_host, part.reason

@@ -21,6 +21,7 @@ from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
 from ...profile.trace.events import OUTSIDE
 from ..memory.assignment import STEP, Assignment, KnownUnits, expert_capacities
+from ..memory.host_kv import fetched_kv
 from ..memory.usage import ExpertCapacity
 from ..result.budgets import Key, is_accelerator
 from ..result.expert_split import ExpertSplit
@@ -208,6 +209,10 @@ class CostModel:
             visits.append(visit)
         visits.append(Visit(between, device=main))
         seconds = seconds_of_pass(visits, assignment.slots, below)
+        for unit in fetched_kv(self.profile, assignment.execution) if self.profile.kv_on_host else ():
+            execution = assignment.execution[unit]
+            links[execution] += self.units.kv_transfer(unit, execution, self.profile.phases[phase].name == STEP)
+            seconds = max(seconds, links[execution])
         if is_accelerator(main):
             return StepTime(seconds, compute, links, disk)
         cached = self.units.fits_page_cache(shared.on_disk)

@@ -121,6 +121,12 @@ class UnitCost:
         seconds = self.machine.link(self.name(execution)).to_device.seconds(int(nbytes))
         return max(seconds, nbytes / self.disk_rate(on_disk)) if storage == DISK else seconds
 
+    def kv_transfer(self, unit: int, execution: Key, in_step: bool) -> float:
+        """Return the seconds in which the link transfers keys and values that a unit has on the host, at full context:
+        to the device for a step, to the host for a prompt."""
+        link, nbytes = self.machine.link(self.name(execution)), self.profile.kv_on_host[unit]
+        return (link.to_device if in_step else link.to_host).seconds(nbytes)
+
     def disturbance(self, unit: int, execution: Key, ahead: float = 0.0) -> float:
         """Return the seconds by which its own copies slow down the compute that overlaps with them.
 

@@ -27,7 +27,7 @@ from transformers import (
 
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model, undispatch
-from bigmodel.dispatch.attach.host_or_device import HostOrDevice, layers_of, tokens_of
+from bigmodel.dispatch.attach.host_or_device import HostOrDevice, tokens_of
 from bigmodel.dispatch.dispatch import place_and_attach
 from bigmodel.dispatch.placement.options import Options
 from bigmodel.dispatch.placement.resolve import resolve_given
@@ -314,12 +314,6 @@ def test_tokens_are_rows_of_features() -> None:
     assert tokens_of((), {"hidden_states": torch.zeros(5, 7)}) == 5
     assert tokens_of((torch.zeros(2, 5, dtype=torch.long),), {}) == 10
     assert tokens_of((), {}) == 0
-
-
-def test_the_layers_of_a_cache_are_found_in_the_module() -> None:
-    model = plain_llama()
-    assert layers_of(model.model.layers[2]) == {2}
-    assert layers_of(model.lm_head) == set()
 
 
 def test_weights_that_are_written_to_between_prompts_are_fetched_again() -> None:

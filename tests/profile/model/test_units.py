@@ -2,13 +2,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import MistralConfig, MistralForCausalLM, T5Config, T5ForConditionalGeneration
 
 from bigmodel.profile import find_no_split_classes, find_units, named_tensors, profile_units
-from bigmodel.profile.model.units import combining_module, methods_of
+from bigmodel.profile.model.units import combining_module, growing_layers, layer_indices, methods_of
 from bigmodel.profile.profile import profile_model
 from bigmodel.profile.trace.events import Leave
 
@@ -233,3 +235,28 @@ def test_a_method_of_the_instance_is_left_alone() -> None:
 
 def test_containers_of_pytorch_have_none() -> None:
     assert list(methods_of(nn.ModuleList())) == list(methods_of(nn.ModuleDict())) == []
+
+
+NAMES = ["model.embed_tokens", "model.layers.0", "model.layers.3", "lm_head"]
+
+
+def test_the_layers_of_a_cache_are_found_in_the_module() -> None:
+    model: Any = tiny_llama()
+    assert layer_indices(model.model.layers[2]) == {2}
+    assert layer_indices(model.lm_head) == set()
+
+
+def test_layers_of_full_attention_grow() -> None:
+    assert growing_layers(tiny_llama(), NAMES) == {"model.layers.0", "model.layers.3"}
+
+
+def test_layers_with_a_window_do_not() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = MistralConfig(**sizes, vocab_size=96, sliding_window=8)
+    assert not growing_layers(on_meta(MistralForCausalLM, config), NAMES)
+
+
+def test_nor_those_of_models_with_an_encoder_and_of_other_modules() -> None:
+    config = T5Config(d_model=32, d_ff=32, num_layers=2, num_heads=2, vocab_size=96)
+    assert not growing_layers(on_meta(T5ForConditionalGeneration, config), ["decoder.block.0"])
+    assert not growing_layers(nn.Linear(2, 2), [""])

@@ -1,0 +1,190 @@
+"""Does a step of generation whose keys and values lie on the host take no longer than its compute, or its bytes need?
+
+A Llama generates at a context of which the accelerator's budget holds a quarter of the keys and values beside the
+weights, so the plan has most layers' in RAM and fetches them ahead of use. The link has a set bandwidth. The bound is
+the larger of two times: of the same step with everything on the accelerator, and of the bytes of streamed weights and
+fetched keys and values over the link. transformers' own offloaded cache needs CUDA's streams and does not run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .harness import BenchmarkError, Column, Limit, Report, Table, Variant, elapsed, measure
+from .harness.report import Cell
+
+if TYPE_CHECKING:
+    import torch
+
+    from bigmodel.plan import Plan
+    from bigmodel.profile import Profile
+
+MOST = 1.05
+"""The most that a step may take of its bound."""
+
+HELD = 0.25
+"""Share of the keys and values that the accelerator's budget holds."""
+
+ON_DEVICE, ON_HOST = "all on the accelerator", "keys and values as planned"
+
+DEVICES = ("virtual",)
+"""Devices that this benchmark supports."""
+ONLY = "it sets the bandwidth of the link, which only a virtual accelerator allows"
+"""Why it supports no others."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Layers and width of the model, tokens of context, bytes per second of the link, and steps behind each value."""
+
+    layers: int
+    width: int
+    context: int
+    rate: float
+    steps: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this benchmark."""
+    parser.add_argument("--steps", type=int, default=3, help="steps behind each value")
+    parser.set_defaults(device="virtual")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure steps with all keys and values on the accelerator, and as planned, in the same rounds."""
+    import torch
+
+    from bigmodel.devices import virtual
+    from bigmodel.dispatch import dispatch_model
+
+    torch.set_num_threads(options.threads or 1)
+    sizes = Sizes(16, 64, 2048, 8e7, 1) if options.quick else Sizes(12, 256, 8192, 2e8, options.steps)
+    virtual.enable(1, bandwidth=sizes.rate)
+    try:
+        profile = profile_of(sizes)
+        found = planned(profile, sizes)
+        texts = {
+            ON_DEVICE: Text(dispatch_model(make(sizes), {"": 0}), sizes),
+            ON_HOST: Text(dispatch_model(make(sizes), found), sizes),
+        }
+        one, other = (text.logits() for text in texts.values())
+        variants = [Variant(name, partial(text.seconds, sizes.steps)) for name, text in texts.items()]
+        samples = measure(variants, options.rounds, seed=options.seed)
+    finally:
+        virtual.disable()
+    fetched = sum(profile.kv_cache[at] for at, unit in enumerate(profile.units) if unit.name in found.kv_on_host)
+    streamed = sum(part.bytes for part in found.streamed)
+    link = (fetched + streamed) / sizes.rate
+    steps = {name: samples.summary(name) for name in texts}
+    ratio = steps[ON_HOST].median / max(link, steps[ON_DEVICE].median)
+    rows: list[list[Cell]] = [
+        [name, step.median, step.first_quartile, step.third_quartile] for name, step in steps.items()
+    ]
+    rows.append(["bytes over the link", link, None, None])
+    return Report(
+        "kv_tier",
+        options.device,
+        settings={**vars(sizes), "threads": torch.get_num_threads(), "fetched": fetched, "streamed": streamed},
+        tables=[
+            Table(
+                f"{sizes.context:,} tokens of context, keys and values of {len(found.kv_on_host)} of {sizes.layers} "
+                "layers in RAM",
+                [Column("step"), *(Column(name, "seconds") for name in ("median", "q1", "q3"))],
+                rows,
+            )
+        ],
+        limits=[
+            Limit("step over the larger of compute and bytes over the link", ratio, "<=", MOST),
+            Limit("logits that differ from those of the accelerator's own cache", float((one != other).sum()), "==", 0),
+        ],
+        samples={"steps": samples},
+    )
+
+
+def make(sizes: Sizes) -> Any:
+    """Return a Llama of these sizes with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=sizes.width,
+        intermediate_size=2 * sizes.width,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.width // 32,
+        num_key_value_heads=sizes.width // 64,
+        vocab_size=256,
+        max_position_embeddings=2 * sizes.context,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def profile_of(sizes: Sizes) -> Profile:
+    """Return the profile of a short prompt and a long text after it."""
+    from bigmodel.profile import profile_model
+
+    return profile_model(
+        make(sizes),
+        context_length=sizes.context,
+        new_tokens=sizes.context - 16,
+        device_type="virtual",
+        padded=False,
+    )
+
+
+def planned(profile: Profile, sizes: Sizes) -> Plan:
+    """Return the plan under a budget that lacks three quarters of the bytes of keys and values.
+
+    Raises:
+        BenchmarkError: it has no keys and values on the host.
+    """
+    from bigmodel.plan import plan
+
+    whole = plan(profile, {0: 2**40, "cpu": 2**40}).devices[0].total
+    found = plan(profile, {0: whole - int((1 - HELD) * sum(profile.kv_cache)), "cpu": 2**40})
+    if not found.kv_on_host:
+        raise BenchmarkError("the plan has all keys and values on the accelerator")
+    return found
+
+
+class Text:
+    """A model in the middle of a long text.
+
+    Args:
+        model: The model, dispatched.
+        sizes: Their context.
+    """
+
+    def __init__(self, model: Any, sizes: Sizes) -> None:
+        import torch
+        from transformers import DynamicCache
+
+        self._model = model
+        self._past: Any = DynamicCache()
+        self._tokens = torch.arange(16)[None].to("virtual:0")
+        self._forward(self._tokens)
+        generator = torch.Generator().manual_seed(0)
+        layers: list[Any] = self._past.layers
+        for layer in layers:  # as if the text so far had been computed
+            shape = (1, sizes.width // 64, sizes.context - 64, 32)
+            keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
+            layer.keys, layer.values = keys.to(layer.device), values.to(layer.device)
+
+    def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        with torch.inference_mode():
+            found: torch.Tensor = self._model(tokens, past_key_values=self._past).logits
+        return found
+
+    def logits(self) -> torch.Tensor:
+        """Return the logits of one further token, on the host."""
+        return self._forward(self._tokens[:, :1]).cpu()
+
+    def seconds(self, steps: int) -> float:
+        """Return the mean seconds of `steps` steps after an unmeasured one."""
+        self.logits()
+        return elapsed(lambda: [self._forward(self._tokens[:, :1]) for _ in range(steps)], "virtual:0") / steps

@@ -1,0 +1,92 @@
+"""Keys and values that lie on the host while their unit runs on an accelerator: the profile of that, and its bytes.
+
+They are fetched ahead of each call into slots of the accelerator, and the call's own are appended there and copied to
+the host. What attention reads is put together from both, as `DynamicCache` does, and freed when the unit ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ...devices import HOST
+from ...limits import KV_BLOCK_BYTES, KV_SLOTS
+from ...profile import Profile
+from ...profile.trace.events import OUTSIDE, Allocate, Enter, Event, Free, Leave
+from ...profile.trace.trace import Trace
+from ..result.budgets import Key, is_accelerator
+from .reserved import block_bytes
+from .usage import KV_CACHE, SLOTS
+
+__all__ = ["KV_SLOTS", "fetched_kv", "kv_on_host", "kv_slots", "with_kv_on_host"]
+
+
+def with_kv_on_host(profile: Profile, units: Collection[int]) -> Profile:
+    """Return the profile of a model whose keys and values of `units`, positions, lie on the host."""
+    kept = frozenset(units)
+    held = tuple(nbytes if index in kept else 0 for index, nbytes in enumerate(profile.kv_cache))
+    phases = tuple(phase.with_traces(lambda trace: _without_kept(trace, kept)) for phase in profile.phases)
+    return replace(profile, phases=phases, kv_on_host=held)
+
+
+def _without_kept(trace: Trace, units: frozenset[int]) -> Trace:
+    """Return a trace in which what `units` keep is not there before, and is freed when they end."""
+    before = [held for held in trace.initial if held.unit in units]
+    gone = {held.storage for held in before}
+    left = _left_by_unit(trace.events, units)
+    events = [
+        event for event in _freed_at_end(trace.events, left) if not (isinstance(event, Free) and event.storage in gone)
+    ]
+    return Trace(events, [held for held in trace.initial if held.unit not in units])
+
+
+def _left_by_unit(events: Iterable[Event], units: frozenset[int]) -> dict[int, list[int]]:
+    """Return the storages that each of `units` has allocated and that are never freed."""
+    made: dict[int, int] = {}
+    unit = OUTSIDE
+    for event in events:
+        if isinstance(event, Allocate) and unit in units:
+            made[event.storage] = unit
+        elif isinstance(event, Free):
+            made.pop(event.storage, None)
+        elif isinstance(event, Enter):
+            unit = event.unit
+        elif isinstance(event, Leave):
+            unit = OUTSIDE
+    found: dict[int, list[int]] = {}
+    for storage, at in made.items():
+        found.setdefault(at, []).append(storage)
+    return found
+
+
+def _freed_at_end(events: Iterable[Event], left: dict[int, list[int]]) -> Iterator[Event]:
+    for event in events:
+        if isinstance(event, Leave):
+            yield from map(Free, left.get(event.unit, ()))
+        yield event
+
+
+def fetched_kv(profile: Profile, execution: Sequence[Key]) -> list[int]:
+    """Return the units whose keys and values lie on the host and are fetched to where they run."""
+    return [index for index, nbytes in enumerate(profile.kv_on_host) if nbytes and is_accelerator(execution[index])]
+
+
+def kv_slots(profile: Profile, execution: Sequence[Key]) -> dict[Key, list[int]]:
+    """Return the bytes of each tensor that keys or values are fetched into, by accelerator: keys and values have one
+    each in each slot, and are taken to be as large."""
+    largest: dict[Key, int] = {}
+    for index in fetched_kv(profile, execution):
+        largest[execution[index]] = max(largest.get(execution[index], 0), profile.kv_on_host[index])
+    return {device: [nbytes - nbytes // 2, nbytes // 2] * KV_SLOTS for device, nbytes in largest.items()}
+
+
+def kv_on_host(
+    profile: Profile, execution: Sequence[Key], caching: Collection[Key] = ()
+) -> Iterator[tuple[Key, str, int]]:
+    """Yield device, purpose and bytes of what keys and values on the host take: whole blocks there, slots elsewhere."""
+    fetched = fetched_kv(profile, execution)
+    for index, nbytes in enumerate(profile.kv_on_host):
+        spare = 2 * KV_BLOCK_BYTES if index in fetched and nbytes > KV_BLOCK_BYTES else 0
+        yield HOST, KV_CACHE, nbytes + spare
+    for device, sizes in kv_slots(profile, execution).items():
+        yield device, SLOTS, sum(map(block_bytes, sizes) if device in caching else sizes)

@@ -1,0 +1,22 @@
+"""Steps whose keys and values lie on the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .answering import answer, limit, rows
+
+
+@pytest.mark.virtual_only("a link of a set speed")
+@pytest.mark.slow
+def test_a_step_is_held_against_its_bound_and_its_logits_are_equal(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(["kv_tier"], workdir, capsys)
+    device, planned, link = (row["median"] for row in rows(found))
+    held = limit(found, "larger of compute and bytes")
+    assert held["measured"] == pytest.approx(planned / max(device, link))
+    assert held["bound"] == 1.05
+    assert limit(found, "differ")["measured"] == 0
