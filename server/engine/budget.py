@@ -113,12 +113,15 @@ class StateRoom:
 
     Attributes:
         each: Bytes of those of one sequence, by device.
+        moved: Bytes of those of one sequence and layer, likewise: as many are copied at a time, for each row, when
+            other sequences are computed together.
         sequences: Sequences at once.
         rows: Sequences whose states there is memory for: they are computed together in a multiple of so many.
         kept: States that the prefix cache keeps at most.
     """
 
     each: Mapping[str, int]
+    moved: Mapping[str, int]
     sequences: int
     rows: int
     kept: int
@@ -126,13 +129,16 @@ class StateRoom:
     @property
     def running(self) -> dict[str, int]:
         """Bytes of the states of all sequences, by device."""
-        return {device: self.rows * nbytes for device, nbytes in self.each.items()}
+        return {device: self.rows * nbytes + self._moved(device) for device, nbytes in self.each.items()}
 
     @property
     def unplanned(self) -> dict[str, int]:
         """Bytes beyond those of so many sequences, which a plan counts."""
         beyond = self.rows - self.sequences + self.kept
-        return {device: beyond * nbytes for device, nbytes in self.each.items()}
+        return {device: beyond * nbytes + self._moved(device) for device, nbytes in self.each.items()}
+
+    def _moved(self, device: str) -> int:
+        return self.rows * self.moved.get(device, 0) if self.rows > 1 else 0
 
 
 class KVOwner(Protocol):

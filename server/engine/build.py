@@ -117,7 +117,7 @@ def state_room(runner: Runner, sequences: int, prefixes: bool) -> StateRoom | No
         return None
     runner.mixers.compute_at_once(sequences)
     rows = -(-sequences // runner.mixers.rows) * runner.mixers.rows
-    return StateRoom(runner.states, sequences, rows, sequences if prefixes else 0)
+    return StateRoom(*runner.states, sequences, rows, sequences if prefixes else 0)
 
 
 def prefix_files(

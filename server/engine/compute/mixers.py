@@ -14,7 +14,7 @@ prompt's block may be kept for prompts that begin alike: copies, as modules writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionLayer
 
 from bigmodel.server.engine.compute.attention import AttentionCall, RaggedCache, active_cache
-from bigmodel.server.engine.kv.layer_state import LayerState
+from bigmodel.server.engine.kv.layer_state import LayerState, StateBytes
 
 SIZES = (2, 4, 8)
 """Numbers of rows that are tried: with more, weights are read hardly less often for each token."""
@@ -144,6 +144,14 @@ class _UseOfStates(DynamicCache):
         self.running: list[str] = []
         self.used: dict[str, MixerModule] = {}
 
+    def begins(self, name: str, *_: object) -> None:
+        """Note that a module computes: a forward pre-hook."""
+        self.running.append(name)
+
+    def ends(self, *_: object) -> None:
+        """Note that the last one that began has ended: a forward hook."""
+        self.running.pop()
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         return self._noted(super().get_conv_state(layer_idx, state_idx), layer_idx)
 
@@ -175,8 +183,8 @@ def find_mixers(model: torch.nn.Module, forward: Callable[[DynamicCache], object
         return ()
     handles = []
     for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: cache.running.append(name)))
-        handles.append(module.register_forward_hook(lambda *_: cache.running.pop() and None))
+        handles.append(module.register_forward_pre_hook(partial(cache.begins, name)))
+        handles.append(module.register_forward_hook(cache.ends))
     try:
         forward(cache)
     finally:
@@ -192,16 +200,16 @@ class KnownMixers(NamedTuple):
         modules: Those modules.
         continues: Whether they take up a state with several tokens.
         sizes: Numbers of rows with which they compute tokens of several sequences.
-        states: Bytes of a sequence's states, by device; None if they were not measured.
+        states: Bytes of a sequence's states; None if they were not measured.
     """
 
     modules: tuple[MixerModule, ...]
     continues: bool | None = None
     sizes: tuple[int, ...] | None = None
-    states: Mapping[str, int] | None = None
+    states: StateBytes | None = None
 
 
-NO_MIXERS = KnownMixers((), states={})
+NO_MIXERS = KnownMixers((), states=StateBytes({}, {}))
 """Of a model without recurrent states."""
 
 

@@ -30,7 +30,7 @@ from bigmodel.server.engine.compute.host_linear import (
 )
 from bigmodel.server.engine.compute.mixers import KnownMixers, Mixers, find_mixers
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
-from bigmodel.server.engine.kv.layer_state import state_bytes
+from bigmodel.server.engine.kv.layer_state import StateBytes
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 
 CACHE_NAMES = ("past_key_values", "cache_params")
@@ -150,7 +150,7 @@ class PackedRunner:
         known = KnownMixers(find_mixers(model, self._token)) if mixers is None else mixers
         self.mixers = Mixers(model, known) if known.modules else None
         if known.states is not None:
-            self.states = dict(known.states)  # in the place of the property's value, too
+            self.states = known.states  # in the place of the property's value, too
 
     def run(self, batch: Seq[ScheduledTokens]) -> list[torch.Tensor | None]:
         """See :meth:`Runner.run`."""
@@ -253,7 +253,7 @@ class PackedRunner:
         total: dict[str, int] = {}
         for device, nbytes in self.layers:
             total[device] = total.get(device, 0) + nbytes
-        for device in self.states:
+        for device in self.states.total:
             total.setdefault(device, 0)
         return total
 
@@ -273,9 +273,9 @@ class PackedRunner:
         return tuple((str(keys.device), (keys.nbytes + values.nbytes) // keys.shape[1]) for keys, values in layers)
 
     @cached_property
-    def states(self) -> dict[str, int]:
-        """Bytes of a sequence's recurrent states, by device; measured by a forward of one token."""
-        return state_bytes(self._computed().states) if self.mixers else {}
+    def states(self) -> StateBytes:
+        """Bytes of a sequence's recurrent states; measured by a forward of one token."""
+        return StateBytes.of(self._computed().states if self.mixers else {})
 
     def probe(self) -> None:
         """See :meth:`Runner.probe`."""

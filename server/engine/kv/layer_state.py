@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -53,10 +54,27 @@ class LayerState:
                 yield tensor[self.row]
 
 
-def state_bytes(states: Mapping[int, LayerState]) -> dict[str, int]:
-    """Bytes of a sequence's states, by device."""
-    total: dict[str, int] = {}
-    for state in states.values():
-        for tensor in state.tensors():
-            total[str(tensor.device)] = total.get(str(tensor.device), 0) + tensor.nbytes
-    return total
+class StateBytes(NamedTuple):
+    """Bytes of a sequence's states.
+
+    Attributes:
+        total: Those of all layers, by device.
+        largest: Those of the layer with most, by device.
+    """
+
+    total: Mapping[str, int]
+    largest: Mapping[str, int]
+
+    @classmethod
+    def of(cls, states: Mapping[int, LayerState]) -> StateBytes:
+        """The bytes of states, by layer."""
+        total: dict[str, int] = {}
+        largest: dict[str, int] = {}
+        for state in states.values():
+            of_layer: dict[str, int] = {}
+            for tensor in state.tensors():
+                of_layer[str(tensor.device)] = of_layer.get(str(tensor.device), 0) + tensor.nbytes
+            for device, nbytes in of_layer.items():
+                total[device] = total.get(device, 0) + nbytes
+                largest[device] = max(largest.get(device, 0), nbytes)
+        return cls(total, largest)
