@@ -275,7 +275,7 @@ class _Request:
             return other
         if self._computes_kv_on_host(profile, made):
             other = self._with_kv_on_host(profile)
-            return made if other is None or _is_faster(made, other, self.objective) else other
+            return other if other is not None and _is_worthwhile(other, made, self.objective) else made
         return made
 
     def _computes_kv_on_host(self, profile: Profile, made: Plan) -> bool:
@@ -413,13 +413,18 @@ class _Request:
         )
 
 
-def _is_faster(one: Plan, other: Plan, objective: str | None) -> bool:
-    """Whether `one` is predicted to be faster; False if nothing is predicted."""
-    if one.prediction is None or other.prediction is None:
-        return False
+WORTHWHILE = 0.9
+"""Keys and values on the host must take less than this share of the seconds of a plan without: how their copies and
+those of streamed weights take turns on a link is not simulated."""
+
+
+def _is_worthwhile(other: Plan, made: Plan, objective: str | None) -> bool:
+    """Whether the plan `other` is predicted to be so much faster than `made`; True if nothing is predicted."""
+    if other.prediction is None or made.prediction is None:
+        return True
     if objective == "throughput":
-        return (one.tokens_per_second or 0.0) > (other.tokens_per_second or 0.0)
-    return one.prediction.token <= other.prediction.token
+        return (made.tokens_per_second or 0.0) < WORTHWHILE * (other.tokens_per_second or 0.0)
+    return other.prediction.token < WORTHWHILE * made.prediction.token
 
 
 def _check_choices(strategy: str, objective: str | None, offload: str, machine: MachineProfile | None) -> None:
