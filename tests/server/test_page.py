@@ -61,6 +61,8 @@ def open_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
         page.goto(url)
         yield page
     finally:
+        # A route still being answered would raise in whichever test uses the browser next.
+        page.unroute_all(behavior="ignoreErrors")
         page.close()
 
 
