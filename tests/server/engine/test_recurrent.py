@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model
@@ -80,8 +81,13 @@ def jamba() -> Any:
     )
 
 
-DENSE = (mamba2, falcon_h1, lfm2, bamba)
-ALL = (*DENSE, mamba, qwen3_next, jamba)
+goes_on = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"),
+    reason="Mamba of this transformers does not go on from a state with several tokens: computed one by one",
+)
+MAMBA, MAMBA2, FALCON_H1 = (pytest.param(make, marks=goes_on) for make in (mamba, mamba2, falcon_h1))
+DENSE = (MAMBA2, FALCON_H1, lfm2, bamba)
+ALL = (*DENSE, MAMBA, qwen3_next, jamba)
 
 
 def built(make: Callable[[], Any]) -> Any:
@@ -135,7 +141,7 @@ def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callab
     tight.stop()
 
 
-@pytest.mark.parametrize("make", [mamba2, falcon_h1, lfm2])
+@pytest.mark.parametrize("make", [MAMBA2, FALCON_H1, lfm2])
 def test_a_prompt_goes_on_from_the_last_block_of_an_earlier_one(make: Callable[[], Any]) -> None:
     model = built(make)
     (prompt, *_) = prompts(1, 10 * B)
@@ -148,6 +154,7 @@ def test_a_prompt_goes_on_from_the_last_block_of_an_earlier_one(make: Callable[[
         each.stop()
 
 
+@goes_on
 def test_where_prompts_part_the_third_one_goes_on_from_what_the_second_one_kept() -> None:
     model = built(mamba2)
     common = [(7 * place) % 251 for place in range(2 * B)]
@@ -184,11 +191,11 @@ def test_a_step_that_fails_ends_one_sequence_and_the_others_are_computed_again(m
 
 def test_what_cannot_be_served_with_recurrent_states_is_refused() -> None:
     with pytest.raises(ServeError, match="cannot be taken out of this model's recurrent states"):
-        tiny_engine(built(mamba2), prompt_lookup=3)
+        tiny_engine(built(bamba), prompt_lookup=3)
     with pytest.raises(ServeError, match="do not hold recurrent states of 8 sequences"):
-        tiny_engine(built(mamba2), kv_bytes=20_000, max_sequences=8)
+        tiny_engine(built(bamba), kv_bytes=20_000, max_sequences=8)
     with pytest.raises(ServeError, match="folder for the prefix cache holds keys and values"):
-        tiny_engine(built(mamba2), prefix_folder=Path("somewhere"))
+        tiny_engine(built(bamba), prefix_folder=Path("somewhere"))
 
 
 @pytest.mark.slow
