@@ -1,20 +1,23 @@
 """Does a step of generation whose keys and values lie on the host take no longer than its compute, or its bytes need?
 
 A Llama generates at a context of which the accelerator's budget holds a quarter of the keys and values beside the
-weights, so the plan has most layers' in RAM and fetches them ahead of use. The link has a set bandwidth. The bound is
-the larger of two times: of the same step with everything on the accelerator, and of the bytes of streamed weights and
-fetched keys and values over the link. transformers' own offloaded cache needs CUDA's streams and does not run here.
+weights, so the plan has most layers' in RAM and fetches them ahead of use. A virtual link has a set bandwidth, a real
+one its own for pinned memory. The bound is the larger of two times: of the same step with everything on the
+accelerator, and of the bytes of streamed weights and fetched keys and values over the link. transformers' own offloaded
+cache needs CUDA's streams and does not run on the virtual one.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .harness import BenchmarkError, Column, Limit, Report, Table, Variant, elapsed, measure
+from .harness.devices import first_device
 from .harness.report import Cell
+from .links import pinned_rate
 
 if TYPE_CHECKING:
     import torch
@@ -30,26 +33,26 @@ HELD = 0.25
 
 ON_DEVICE, ON_HOST = "all on the accelerator", "keys and values as planned"
 
-DEVICES = ("virtual",)
+DEVICES = ("virtual", "cuda")
 """Devices that this benchmark supports."""
-ONLY = "it sets the bandwidth of the link, which only a virtual accelerator allows"
-"""Why it supports no others."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Layers and width of the model, tokens of context, bytes per second of the link, and steps behind each value."""
+    """Layers and width of the model, tokens of context, bytes per second of the link, steps behind each value, and the
+    device."""
 
     layers: int
     width: int
     context: int
     rate: float
     steps: int
+    device: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
-    parser.add_argument("--steps", type=int, default=3, help="steps behind each value")
+    parser.add_argument("--steps", type=int, default=None, help="steps behind each value")
     parser.set_defaults(device="virtual")
 
 
@@ -61,8 +64,14 @@ def run(options: argparse.Namespace) -> Report:
     from bigmodel.dispatch import dispatch_model
 
     torch.set_num_threads(options.threads or 1)
-    sizes = Sizes(16, 64, 2048, 8e7, 1) if options.quick else Sizes(12, 256, 8192, 2e8, options.steps)
-    virtual.enable(1, bandwidth=sizes.rate)
+    device = first_device(options.device)
+    if options.device == "cuda":
+        rate = pinned_rate(64 * 2**20, device)
+        sizes = Sizes(16, 64, 2048, rate, 1, device) if options.quick else Sizes(16, 2048, 32768, rate, 3, device)
+    else:
+        sizes = Sizes(16, 64, 2048, 8e7, 1, device) if options.quick else Sizes(12, 256, 8192, 2e8, 3, device)
+        virtual.enable(1, bandwidth=sizes.rate)
+    sizes = replace(sizes, steps=options.steps or sizes.steps)
     try:
         profile = profile_of(sizes)
         found = planned(profile, sizes)
@@ -74,7 +83,8 @@ def run(options: argparse.Namespace) -> Report:
         variants = [Variant(name, partial(text.seconds, sizes.steps)) for name, text in texts.items()]
         samples = measure(variants, options.rounds, seed=options.seed)
     finally:
-        virtual.disable()
+        if options.device == "virtual":
+            virtual.disable()
     fetched = sum(profile.kv_cache[at] for at, unit in enumerate(profile.units) if unit.name in found.kv_on_host)
     streamed = sum(part.bytes for part in found.streamed)
     link = (fetched + streamed) / sizes.rate
@@ -124,13 +134,15 @@ def make(sizes: Sizes) -> Any:
 
 def profile_of(sizes: Sizes) -> Profile:
     """Return the profile of a short prompt and a long text after it."""
+    import torch
+
     from bigmodel.profile import profile_model
 
     return profile_model(
         make(sizes),
         context_length=sizes.context,
         new_tokens=sizes.context - 16,
-        device_type="virtual",
+        device_type=torch.device(sizes.device).type,
         padded=False,
     )
 
@@ -162,9 +174,9 @@ class Text:
         import torch
         from transformers import DynamicCache
 
-        self._model = model
+        self._model, self._device = model, sizes.device
         self._past: Any = DynamicCache()
-        self._tokens = torch.arange(16)[None].to("virtual:0")
+        self._tokens = torch.arange(16)[None].to(self._device)
         self._forward(self._tokens)
         generator = torch.Generator().manual_seed(0)
         layers: list[Any] = self._past.layers
@@ -187,4 +199,4 @@ class Text:
     def seconds(self, steps: int) -> float:
         """Return the mean seconds of `steps` steps after an unmeasured one."""
         self.logits()
-        return elapsed(lambda: [self._forward(self._tokens[:, :1]) for _ in range(steps)], "virtual:0") / steps
+        return elapsed(lambda: [self._forward(self._tokens[:, :1]) for _ in range(steps)], self._device) / steps
