@@ -130,7 +130,7 @@ def make(sizes: Sizes) -> Any:
         max_position_embeddings=2 * sizes.context,
     )
     with torch.device("cpu" if is_virtual(sizes.device) else sizes.device):  # the host is slow at random numbers
-        model = LlamaForCausalLM(config)
+        model: Any = LlamaForCausalLM(config)
     return model.to("cpu").eval()
 
 
