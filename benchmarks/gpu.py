@@ -65,6 +65,7 @@ PARTS = (
     Part("overhead", "microseconds of a streamed block"),
     Part("offload", "bytes per second beside pinned copies; accelerate in the same rounds"),
     Part("memory", "peak against plan and budget", (), ("--max-memory", "0=3GiB,cpu=16GiB")),
+    Part("kv-tier", "keys and values in RAM are fetched ahead of use"),
     Part("experts", "a mixture: only chosen experts are fetched"),
     Part("serve-throughput", "tokens per second of arriving requests"),
     Part("serve-hybrid", "requests to models with recurrent states", ("--models", "qwen3-next")),
