@@ -10,6 +10,7 @@ from torch import nn
 from ...devices import HOST, device_key
 from ...plan import Plan, check_device_map
 from ...plan.memory.assignment import Assignment, assemble
+from ...plan.memory.staging import most_staging_bytes
 from ...plan.planner import reader_count
 from ...plan.result.budgets import caching_memories
 from ...profile import Profile, UnitProfile, profile_units
@@ -85,6 +86,7 @@ def _assignment(
     firsts = [placed[each.tensors[0]] for each in units]
     looked_up = [profile.is_lookup and each.offloaded for profile, each in zip(profiles, firsts, strict=True)]
     computes = [device_key(each.execution_device) for each in firsts]
+    readers = reader_count()
     found = Assignment(
         storage=tuple(device_key(each.storage_device) for each in firsts),
         execution=tuple(HOST if rows else device for device, rows in zip(computes, looked_up, strict=True)),
@@ -92,7 +94,8 @@ def _assignment(
         stream_buffers=bool(asked.offload_buffers),
         expert_cache=asked.expert_cache,
         computed_below={index: each.computed_below for index, each in enumerate(firsts) if each.computed_below},
-        readers=reader_count(),
+        readers=readers,
+        staging_bytes=most_staging_bytes(readers),
         caching=caching_memories(dict.fromkeys(computes)),
     )
     slot_sizes = [

@@ -25,7 +25,7 @@ from ...plan import StagingMemory
 from ..weights.block import Block
 from ..weights.visits import StreamStats
 from .files import SourceFiles
-from .page_cache import ReadPolicy, is_cached
+from .page_cache import ReadPolicy, seems_cached
 from .quantized_transfer import Transfer
 from .read_job import Read, ReadEvent, ReadJob, Stage
 from .read_plan import Chunk, ReadPlan, plan_reads
@@ -177,7 +177,7 @@ class DiskReader:
     def _read(self, chunk: Chunk, slot: StagingSlot) -> torch.Tensor:
         """Stage a chunk and return its bytes."""
         slot.empty()
-        cached = is_cached(chunk.address, chunk.needed)
+        cached = seems_cached(chunk.address, chunk.needed)
         bypass = self._policy.bypasses(cached) and chunk.file.can_bypass
         with self._stats.reading():
             started = time.perf_counter()

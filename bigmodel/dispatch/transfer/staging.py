@@ -16,7 +16,7 @@ from ...devices import HOST, Event
 from ...devices.pinned import empty_host
 from ...limits import FILE_ALIGNMENT
 from ...plan import StagingMemory
-from .page_cache import is_cached
+from .page_cache import seems_cached
 from .read_plan import Chunk
 
 VIEW_BYTES = 2**20
@@ -38,6 +38,8 @@ class StagingSlot:
         self.drained: Event | None = None
         self._memory = memory
         self._number = number
+        self._own: torch.Tensor | None = None
+        self._buffer = memoryview(b"")  # of the slot's own memory; making it gives up the interpreter's lock
         self._view: torch.Tensor | None = None
         self._chunk: Chunk | None = None
 
@@ -56,10 +58,11 @@ class StagingSlot:
             self._view, self._chunk = chunk.file.view_cached(chunk.offset, chunk.needed), chunk
             if self._view is not None:
                 return self._view
-        staged = self._memory.part(self._number)
-        window = memoryview(staged.numpy())  # type: ignore[arg-type]
-        chunk.file.read(window[: chunk.nbytes], chunk.offset, chunk.needed, bypass)
-        return staged
+        if self._own is None:
+            self._own = self._memory.part(self._number)
+            self._buffer = memoryview(self._own.numpy())  # type: ignore[arg-type]
+        chunk.file.read(self._buffer[: chunk.nbytes], chunk.offset, chunk.needed, bypass)
+        return self._own
 
     def empty(self) -> None:
         """Wait until the staged chunk is drained, and release it."""
@@ -72,7 +75,7 @@ class StagingSlot:
     @property
     def is_lost(self) -> bool:
         """Whether the viewed chunk was evicted from the page cache: copying it would read it page by page."""
-        return self._view is not None and not is_cached(self._view.data_ptr(), self._view.nbytes)
+        return self._view is not None and not seems_cached(self._view.data_ptr(), self._view.nbytes)
 
     def check(self) -> None:
         """Raise CheckpointFormatError if the file of the viewed chunk was truncated."""

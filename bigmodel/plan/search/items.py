@@ -11,10 +11,11 @@ from functools import cached_property
 
 from ...devices import HOST
 from ...devices.memory import CachingMemory
-from ...limits import DEFAULT_SLOTS, READERS, STAGING_BYTES
+from ...limits import DEFAULT_SLOTS, READERS
 from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import offloaded_bytes
 from ..memory.assignment import Assignment
+from ..memory.staging import most_staging_bytes
 from ..memory.usage import PassingUnit, passing_unit
 from ..result.budgets import Key, is_accelerator
 
@@ -245,8 +246,7 @@ class Capacity:
     @property
     def staging_bytes(self) -> int:
         """Bytes of the host through which blocks on disk reach an accelerator, at most: half of a small budget."""
-        most = STAGING_BYTES * max(self.readers, READERS) // READERS
-        return min(most, self.budgets.get(HOST, 0) // 2 or most)
+        return most_staging_bytes(self.readers, self.budgets.get(HOST, 0))
 
     @cached_property
     def main(self) -> Key:

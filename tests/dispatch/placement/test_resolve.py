@@ -11,7 +11,8 @@ from bigmodel.dispatch import cpu_offload, dispatch_model, get_plan, undispatch
 from bigmodel.dispatch.placement.options import PlanArguments
 from bigmodel.dispatch.placement.resolve import resolve_device_map
 from bigmodel.errors import DeviceError, PlanError
-from bigmodel.plan import plan
+from bigmodel.limits import STAGING_BYTES
+from bigmodel.plan import plan, planner
 from bigmodel.profile.machine.machine import nominal_machine
 
 from ...accelerators import at, exact
@@ -48,6 +49,12 @@ def test_a_named_strategy_becomes_a_plan() -> None:
     found = resolve_device_map(stack(), "auto", PlanArguments.read(max_memory={0: "1GB", "cpu": "1GB"}))
     assert found.keys == found.plan.device_map
     assert found.placement.main_device == at(0)
+
+
+def test_more_readers_of_a_given_map_have_more_memory_to_read_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "usable_cores", lambda: 16)
+    found = get_plan(dispatch_model(stack(3), {"": "cpu"}))
+    assert (found.readers, found.staging_bytes) == (4, 2 * STAGING_BYTES)
 
 
 @pytest.mark.usefixtures("accelerators")

@@ -12,7 +12,14 @@ from safetensors.torch import save_file
 
 from bigmodel.checkpoint import Checkpoint
 from bigmodel.dispatch.transfer import page_cache as read_policy
-from bigmodel.dispatch.transfer.page_cache import ReadPolicy, is_cached, is_page_cached, major_faults
+from bigmodel.dispatch.transfer.page_cache import (
+    SAMPLES,
+    ReadPolicy,
+    is_cached,
+    is_page_cached,
+    major_faults,
+    seems_cached,
+)
 from tests.preloaded import run
 
 
@@ -35,6 +42,19 @@ def test_bytes_never_used_are_not_in_memory() -> None:
         assert is_cached(address + 10 * mmap.PAGESIZE, 64)
         assert not is_cached(address + 10 * mmap.PAGESIZE, 31 * mmap.PAGESIZE)
         del memory
+
+
+def test_a_few_pages_stand_for_a_chunk_the_first_and_the_last_among_them() -> None:
+    page, count = mmap.PAGESIZE, 8 * SAMPLES
+    with mmap.mmap(-1, (count + 2) * page) as fresh:
+        memory = torch.frombuffer(fresh, dtype=torch.uint8)
+        chunk = memory[page:-page]
+        chunk[::page] = 1
+        assert seems_cached(chunk.data_ptr(), chunk.nbytes)
+        assert not seems_cached(chunk.data_ptr() - page, chunk.nbytes)
+        assert not seems_cached(chunk.data_ptr() + page - 1, chunk.nbytes)
+        assert seems_cached(chunk.data_ptr() + 5, 1)
+        del memory, chunk
 
 
 @pytest.mark.slow
