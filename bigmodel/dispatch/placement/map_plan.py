@@ -10,9 +10,9 @@ from torch import nn
 from ...devices import HOST, device_key
 from ...plan import Plan, check_device_map
 from ...plan.memory.assignment import Assignment, assemble
-from ...plan.memory.staging import most_staging_bytes
 from ...plan.planner import reader_count
 from ...plan.result.budgets import caching_memories
+from ...plan.search.items import most_staging_bytes
 from ...profile import Profile, UnitProfile, profile_units
 from ...profile.model.tensors import dtype_name
 from ...profile.model.units import UnitModule, is_lookup

@@ -17,7 +17,7 @@ from ...limits import RESIDENT_SHARE
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 _brief = ctypes.PyDLL(None) if sys.platform == "linux" else None
-"""The same functions, called without giving up the interpreter's lock: for one page they take a microsecond, and getting
+"""The same functions, called without giving up the interpreter's lock: for one page they take a microsecond, getting
 the lock back from other threads takes many."""
 for _library in (_libc, _brief):
     if _library is not None:

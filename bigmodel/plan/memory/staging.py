@@ -53,17 +53,6 @@ def staging_memory(blocks: Collection[int], most: int = STAGING_BYTES, readers: 
     return StagingMemory(chunk, wanted // chunk)
 
 
-def most_staging_bytes(readers: int, host_budget: int = 0) -> int:
-    """Return the upper bound of the bytes through which blocks on disk reach an accelerator.
-
-    Args:
-        readers: number of threads that read: chunks of several are as large as those of `READERS`.
-        host_budget: the host's budget in bytes, of which it is half at most; 0: there is none.
-    """
-    most = STAGING_BYTES * max(readers, READERS) // READERS
-    return min(most, host_budget // 2 or most)
-
-
 def staging(blocks: Collection[int], most: int = STAGING_BYTES, readers: int = READERS) -> int:
     """Return the bytes of `staging_memory`; 0 if no block has any. Less than two pages count as they are."""
     wanted = _wanted(blocks, most)

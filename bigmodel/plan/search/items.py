@@ -11,11 +11,10 @@ from functools import cached_property
 
 from ...devices import HOST
 from ...devices.memory import CachingMemory
-from ...limits import DEFAULT_SLOTS, READERS
+from ...limits import DEFAULT_SLOTS, READERS, STAGING_BYTES
 from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import offloaded_bytes
 from ..memory.assignment import Assignment
-from ..memory.staging import most_staging_bytes
 from ..memory.usage import PassingUnit, passing_unit
 from ..result.budgets import Key, is_accelerator
 
@@ -210,6 +209,17 @@ class Item:
     def nbytes(self) -> int:
         """Bytes on a device that both stores and runs it, at most."""
         return max(self.weights, self.packed or 0) + self.working
+
+
+def most_staging_bytes(readers: int, host_budget: int = 0) -> int:
+    """Return the upper bound of the bytes through which blocks on disk reach an accelerator.
+
+    Args:
+        readers: number of threads that read: chunks of several are as large as those of `READERS`.
+        host_budget: the host's budget in bytes, of which it is half at most; 0: there is none.
+    """
+    most = STAGING_BYTES * max(readers, READERS) // READERS
+    return min(most, host_budget // 2 or most)
 
 
 @dataclass(frozen=True)
