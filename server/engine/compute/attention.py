@@ -73,6 +73,7 @@ class RaggedCache(DynamicCache):
         self.calls: list[AttentionCall] = []
         self.attended: set[int] = set()  # layers that attended through this cache
         self.mixed: set[int] = set()  # layers with a recurrent state that computed through it
+        self.updated = 0  # the layer whose keys and values were stored last
         for span in spans:
             for start, end in split_positions(span.start, span.end, span.prompt_length):
                 row, generated = span.row + start - span.start, start >= span.prompt_length
@@ -98,6 +99,7 @@ class RaggedCache(DynamicCache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the packed keys and values [1, heads, tokens, dim] of layer ``layer_idx``; returned unchanged."""
+        self.updated = layer_idx
         if self.arena is not None:
             written = self.step(key_states.device, None).written
             key, value = (states[0, :, : len(written)].transpose(0, 1) for states in (key_states, value_states))
@@ -253,6 +255,8 @@ def ragged_attention(
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if layer < 0:  # several layers share the module, as in Zamba 2: it is called for the one that it has just stored
+        layer = cache.updated
     cache.attended.add(layer)
     options: dict[str, Any] = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
     # Many small calls, none of them a linear layer: function modes (see host_linear) need not see them.

@@ -81,12 +81,21 @@ def jamba() -> Any:
     )
 
 
+def zamba2() -> Any:
+    """Mamba in each layer, and attention in every second, whose one module these layers share."""
+    sizes: dict[str, Any] = {"mamba_d_state": 8, "n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 16}
+    attention = {**ATTENTION, "num_key_value_heads": 4, "attention_hidden_size": 64, "attention_head_dim": 16}
+    shared = {"layers_block_type": ["mamba", "hybrid"] * 2, "num_mem_blocks": 1, "adapter_rank": 16}
+    common = {**COMMON, "initializer_range": 0.1}  # with more, the last bits of one layer are large after the next
+    return transformers.Zamba2Config(**common, **attention, **sizes, **shared, num_hidden_layers=4)
+
+
 goes_on = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.23"),
     reason="Mamba of this transformers does not go on from a state with several tokens: computed one by one",
 )
-MAMBA, MAMBA2, FALCON_H1 = (pytest.param(make, marks=goes_on) for make in (mamba, mamba2, falcon_h1))
-DENSE = (MAMBA2, FALCON_H1, lfm2, bamba)
+MAMBA, MAMBA2, FALCON_H1, ZAMBA2 = (pytest.param(make, marks=goes_on) for make in (mamba, mamba2, falcon_h1, zamba2))
+DENSE = (MAMBA2, FALCON_H1, ZAMBA2, lfm2, bamba)
 ALL = (*DENSE, MAMBA, qwen3_next, jamba)
 
 
@@ -141,7 +150,7 @@ def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callab
     tight.stop()
 
 
-@pytest.mark.parametrize("make", [MAMBA2, FALCON_H1, lfm2])
+@pytest.mark.parametrize("make", [MAMBA2, FALCON_H1, ZAMBA2, lfm2])
 def test_a_prompt_goes_on_from_the_last_block_of_an_earlier_one(make: Callable[[], Any]) -> None:
     model = built(make)
     (prompt, *_) = prompts(1, 10 * B)
@@ -221,7 +230,7 @@ def test_an_accelerator_keeps_to_its_budget_with_states_of_more_sequences_than_p
     assert max_memory_allocated(0) <= entry.budget
 
 
-@pytest.mark.parametrize("make", [bamba, lfm2])
+@pytest.mark.parametrize("make", [bamba, lfm2, zamba2])
 def test_streamed_layers_give_the_same_bits(make: Callable[[], Any], accelerators: None) -> None:
     found = []
     for home in ("virtual:0", "cpu"):
