@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bigmodel.server.engine.compute.host_linear import HostLinear
+from bigmodel.server.engine.compute.host_linear import HostLinear, give_as_it_is
 from bigmodel.server.engine.compute.mixers import NO_MIXERS, KnownMixers, remove_mixers
 from bigmodel.server.engine.compute.plain import PlainRunner
 from bigmodel.server.engine.compute.runner import PackedRunner, PackedTokens, Runner
@@ -97,6 +97,7 @@ def choose_runner(
         reason = f"{type(error).__name__}: {error}"
     logger.warning("sequences are computed one by one: %s", reason)
     remove_mixers(model)
+    give_as_it_is(model)
     if previous is not None:
         model.set_attn_implementation(previous)  # type: ignore[operator]
     return _plain(model, expected[1], whole)

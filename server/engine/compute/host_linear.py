@@ -1,4 +1,4 @@
-"""Linear layers whose bits do not depend on the batch: the host's float32 library, and the padding of rows.
+"""Layers whose bits do not depend on the batch: the host's float32 library, the padding of rows, and their layout.
 
 **Library.** PyTorch computes float32 products with MKL, which uses its AVX-512 kernels on Intel processors only; others
 get registers of half the width. oneDNN, also part of PyTorch, uses what the processor has. On a Zen 5 it is more than
@@ -8,6 +8,9 @@ converted or copied. The two sum in different orders, so their last bits differ;
 **Padding.** Libraries choose another kernel, and another order of summation, for one row than for many. Padding the
 rows of every step to a multiple that avoids those kernels gives a request the same bits alone and in a batch. The
 multiple differs between machines, so it is measured on the model's own layers.
+
+**Layout.** PyTorch has another library compute GELU of contiguous float32 tensors on the host. A part of wider rows is
+contiguous with one row and not with several, so these layers are given copies that are.
 """
 
 from __future__ import annotations
@@ -166,3 +169,26 @@ def _invariant(weight: torch.Tensor, multiple: int, host_linear: Linear) -> bool
     return all(
         torch.equal(linear(rows[:count], weight), full[:count]) for count in range(multiple, _MOST_ROWS, multiple)
     )
+
+
+_GELU = ("GELU", "GELUActivation")
+"""Classes of layers, PyTorch's and transformers', that compute GELU by the error function."""
+
+
+def give_contiguous(model: torch.nn.Module) -> None:
+    """Have layers that compute GELU make their input contiguous first, until :func:`give_as_it_is` is called."""
+    for module in model.modules():
+        if type(module).__name__ in _GELU and _contiguous not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_contiguous)
+
+
+def give_as_it_is(model: torch.nn.Module) -> None:
+    """Undo :func:`give_contiguous`."""
+    for module in model.modules():
+        for number, hook in list(module._forward_pre_hooks.items()):
+            if hook is _contiguous:
+                del module._forward_pre_hooks[number]
+
+
+def _contiguous(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    return (inputs[0].contiguous(),)

@@ -25,6 +25,7 @@ from bigmodel.server.engine.compute.host_linear import (
     HostLinear,
     OneDnnLinear,
     choose_host_linear,
+    give_contiguous,
     linear_of,
     probe_row_multiple,
 )
@@ -140,6 +141,7 @@ class PackedRunner:
         if row_multiple == "auto":
             row_multiple = probe_row_multiple(model, self.device, linear_of(self.host_linear))
         self.row_multiple = int(row_multiple)
+        give_contiguous(model)
         self.adapters: Adapters | None = None
         if layers is not None:
             self.layers = layers  # in the place of the property's value

@@ -6,11 +6,13 @@ The measured row multiple makes a row's bits independent of how many rows there 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from packaging.version import Version
 from torch.nn import functional
 
@@ -20,6 +22,8 @@ from bigmodel.server.engine.compute.host_linear import (
     CANDIDATES,
     OneDnnLinear,
     choose_host_linear,
+    give_as_it_is,
+    give_contiguous,
     onednn_linear,
     probe_row_multiple,
 )
@@ -188,3 +192,16 @@ def test_products_whose_bits_depend_on_the_batch_are_logged(
     with caplog.at_level(logging.WARNING):
         assert probe_row_multiple(tiny_model(), torch.device("cpu")) == 1
     assert "independent of the batch" in caplog.text
+
+
+@pytest.mark.parametrize("make", [torch.nn.GELU, transformers.activations.GELUActivation])
+def test_gelu_of_a_part_of_wider_rows_has_the_same_bits_in_any_company(make: Callable[[], torch.nn.Module]) -> None:
+    model = torch.nn.Sequential(make())
+    part = torch.randn(8, 128, generator=torch.Generator().manual_seed(0))[:, :64]
+    give_contiguous(model)
+    give_contiguous(model)
+    together = model(part)
+    assert all(torch.equal(model(part[row : row + 1]), together[row : row + 1]) for row in range(len(part)))
+    assert len(model[0]._forward_pre_hooks) == 1
+    give_as_it_is(model)
+    assert not model[0]._forward_pre_hooks
