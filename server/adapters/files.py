@@ -110,6 +110,16 @@ def read_adapter(name: str, folder: str | Path) -> Adapter:
     return Adapter(name, parts)
 
 
+def base_model(name: str, folder: str | Path) -> str | None:
+    """The folder or Hub id of the model that an adapter was trained for, as its settings name it; None: they do not.
+
+    Raises:
+        ServeError: There are no settings, or they are not those of a LoRA adapter that is served.
+    """
+    base = _settings(name, Path(folder).expanduser()).get("base_model_name_or_path")
+    return base if isinstance(base, str) and base else None
+
+
 def _settings(name: str, folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:

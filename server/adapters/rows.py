@@ -48,13 +48,11 @@ class Adapters:
         self._multiple = row_multiple
         by_module: dict[str, dict[str, _Placed]] = {}
         for adapter in adapters:
+            check_parts(model, adapter)
             for name, part in adapter.parts.items():
-                _check(adapter.name, model, name, part)
                 by_module.setdefault(name, {})[adapter.name] = _Placed(part)
-        self._handles = [
-            model.get_submodule(name).register_forward_hook(_Hook(self, parts), with_kwargs=True)
-            for name, parts in by_module.items()
-        ]
+        self._hooks = [(model.get_submodule(name), _Hook(self, parts)) for name, parts in by_module.items()]
+        self._handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in self._hooks]
 
     @contextmanager
     def step(self, rows: Seq[Rows]) -> Iterator[None]:
@@ -82,9 +80,12 @@ class Adapters:
                 output[0].index_add_(0, rows, change[: len(own)].to(output.dtype))
 
     def remove(self) -> None:
-        """Leave the model as it was."""
+        """Leave the model as it was, and let go of the adapters' memory, whoever still holds the model."""
         for handle in self._handles:
             handle.remove()
+        for _, hook in self._hooks:
+            hook.parts.clear()
+        self._hooks, self._handles = [], []
 
 
 class _Step:
@@ -117,11 +118,21 @@ class _Placed:
 class _Hook:
     """A forward hook that adds the parts of one module."""
 
-    def __init__(self, adapters: Adapters, parts: Mapping[str, _Placed]) -> None:
-        self._adapters, self._parts = adapters, parts
+    def __init__(self, adapters: Adapters, parts: dict[str, _Placed]) -> None:
+        self._adapters, self.parts = adapters, parts
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        self._adapters.add(self._parts, args[0] if args else next(iter(kwargs.values())), output)
+        self._adapters.add(self.parts, args[0] if args else next(iter(kwargs.values())), output)
+
+
+def check_parts(model: nn.Module, adapter: Adapter) -> None:
+    """Check that a model, which may be on meta, has the modules of an adapter.
+
+    Raises:
+        ServeError: It has no module that the adapter names, one of another shape, or one whose adapters are not served.
+    """
+    for name, part in adapter.parts.items():
+        _check(adapter.name, model, name, part)
 
 
 def _check(adapter: str, model: nn.Module, name: str, part: LowRank) -> None:
