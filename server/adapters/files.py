@@ -82,7 +82,7 @@ class Adapter:
 
 
 def read_adapter(name: str, folder: str | Path) -> Adapter:
-    """Read an adapter from its folder.
+    """Read an adapter from its folder, in the dtypes that peft computes it in.
 
     Raises:
         ServeError: A file is missing, it is no LoRA adapter, or it needs what is not supported.
@@ -100,7 +100,11 @@ def read_adapter(name: str, folder: str | Path) -> Adapter:
         if found is None:
             raise ServeError(f"adapter '{name}': {weights} holds '{key}', which is no low rank of a module's weight")
         halves.setdefault(found["module"], {})[found["half"]] = key
-    tensors = load_file(weights)
+    # float16 and bfloat16 become float32, as in peft; copies are aligned, and products of others may have other bits.
+    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    tensors = {
+        key: tensor.to(wide.get(tensor.dtype, tensor.dtype), copy=True) for key, tensor in load_file(weights).items()
+    }
     parts = {}
     for module, keys in halves.items():
         found_halves = {half: tensors[key] for half, key in keys.items()}
@@ -171,5 +175,5 @@ def adapters_bytes(adapters: Iterable[Adapter]) -> int:
     `CHUNK_ROWS` rows at once."""
     found = list(adapters)
     parts = [part for adapter in found for part in adapter.parts.values()]
-    widest = max((part.down.shape[1] + len(part.down) + 3 * len(part.up) for part in parts), default=0)
+    widest = max((2 * part.down.shape[1] + len(part.down) + 4 * len(part.up) for part in parts), default=0)
     return sum(adapter.nbytes for adapter in found) + CHUNK_ROWS * widest * WIDEST_ITEM

@@ -61,7 +61,7 @@ class Adapters:
         for name, begin, end in rows:
             if name:
                 wanted.setdefault(name, []).extend(range(begin, end))
-        _active.step = _Step({name: torch.tensor(own) for name, own in wanted.items()}) if wanted else None
+        _active.step = _Step(self, {name: torch.tensor(own) for name, own in wanted.items()}) if wanted else None
         try:
             yield
         finally:
@@ -70,14 +70,16 @@ class Adapters:
     def add(self, parts: Mapping[str, _Placed], given: torch.Tensor, output: torch.Tensor) -> None:
         """Add to a module's output [1, rows, output width] what its parts make of the input [1, rows, input width]."""
         step: _Step | None = getattr(_active, "step", None)
-        for name in () if step is None else step.rows.keys() & parts.keys():
+        for name in () if step is None or step.of is not self else step.rows.keys() & parts.keys():
             assert step is not None
             part = parts[name].on(given.device)
             for rows in step.on(name, given.device).split(CHUNK_ROWS):
-                own = given[0].index_select(0, rows).to(part.down.dtype)
-                padded = functional.pad(own, (0, 0, 0, -len(own) % self._multiple))
+                own = given.index_select(1, rows).to(part.down.dtype)
+                padded = functional.pad(own, (0, 0, 0, -len(rows) % self._multiple))
                 change = functional.linear(functional.linear(padded, part.down), part.up) * part.scaling
-                output[0].index_add_(0, rows, change[: len(own)].to(output.dtype))
+                # Added in the wider dtype of both, and rounded once: as peft does.
+                added = output.index_select(1, rows) + change[:, : len(rows)]
+                output.index_copy_(1, rows, added.to(output.dtype))
 
     def remove(self) -> None:
         """Leave the model as it was, and let go of the adapters' memory, whoever still holds the model."""
@@ -89,9 +91,10 @@ class Adapters:
 
 
 class _Step:
-    """Rows by the name of their adapter, on each device that asked for them."""
+    """Rows by the name of their adapter ``of`` a model, on each device that asked for them."""
 
-    def __init__(self, rows: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, of: Adapters, rows: Mapping[str, torch.Tensor]) -> None:
+        self.of = of
         self.rows = rows
         self._on: dict[tuple[str, torch.device], torch.Tensor] = {}
 

@@ -55,6 +55,22 @@ def named_adapters(given: Iterable[str], models: Mapping[str, str]) -> dict[str,
     return found
 
 
+def adapter_folders(given: Iterable[str]) -> dict[str, str]:
+    """Folders of adapters by name, of ``FOLDER``, whose name is then the adapter's, or ``NAME=FOLDER``.
+
+    Raises ServeError for one name twice.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, folder = text.partition("=")
+        if not (name and equals and folder) or Path(text).expanduser().exists():
+            name, folder = Path(text).expanduser().resolve().name, text
+        if name in found:
+            raise ServeError(f"two adapters are called '{name}': {found[name]} and {folder}; write OTHER={folder}")
+        found[name] = folder
+    return found
+
+
 def _model_of(text: str, name: str, folder: str, models: Mapping[str, str]) -> str:
     """The model that an adapter without one belongs to: the only one, or that which the adapter was trained for."""
     if len(models) == 1:
