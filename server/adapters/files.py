@@ -6,6 +6,8 @@ left out would be another adapter.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -79,6 +81,18 @@ class Adapter:
     def nbytes(self) -> int:
         """Bytes of all parts."""
         return sum(part.nbytes for part in self.parts.values())
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what it computes: names of modules, matrices and scalings. It does not depend on its name."""
+        found = hashlib.sha256()
+        for module in sorted(self.parts):
+            part = self.parts[module]
+            found.update(json.dumps([module, part.scaling]).encode())
+            for tensor in (part.down, part.up):
+                found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+                found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
 
 
 def read_adapter(name: str, folder: str | Path) -> Adapter:

@@ -80,6 +80,7 @@ def build_engine(
     pool = TokenPool(budget.tokens)
     prefix = PrefixCache(pool, enabled=keeps_prefixes, states=kept)
     if options.prefix_folder is not None:
+        prefix.adapters = {adapter.name: adapter.digest for adapter in adapters}
         prefix.files = prefix_files(options, checkpoint, tokenizer, plan, runner, budget, enabled=prefix.enabled)
     scheduler = Scheduler(
         pool,
