@@ -36,8 +36,19 @@ def legal(tmp_path: Path) -> Path:
     return write_adapter(tiny_model(), tmp_path / "legal", seed=1, alpha_pattern={"q_proj": 8})
 
 
-def answer(loaded: Loaded, cache: Path, adapters: dict[str, Path], name: str) -> tuple[list[int], int, Engine]:
-    """Tokens of an answer by a new engine, and how many tokens of its prompt came from the cache."""
+def ask(engine: Engine, name: str) -> tuple[list[int], int]:
+    """Tokens of an answer, and how many tokens of its prompt came from the cache."""
+    request = make_request(PROMPT, temperature=0.0, max_tokens=4, ignore_eos=True)
+    request.adapter = name
+    collector = request.sink
+    assert isinstance(collector, Collector)
+    engine.submit(request)
+    done = collector.wait()
+    assert isinstance(done, Done)
+    return collector.tokens(), done.cached_tokens
+
+
+def started(loaded: Loaded, cache: Path, adapters: dict[str, Path]) -> Engine:
     engine = build_engine(
         loaded.model,
         loaded.tokenizer,
@@ -47,19 +58,22 @@ def answer(loaded: Loaded, cache: Path, adapters: dict[str, Path], name: str) ->
         adapters=[read_adapter(*each) for each in adapters.items()],
     )
     engine.start()
+    return engine
+
+
+def stop(engine: Engine) -> None:
+    engine.stop()
+    assert engine.core.runner.adapters is not None
+    engine.core.runner.adapters.remove()
+
+
+def answer(loaded: Loaded, cache: Path, adapters: dict[str, Path], name: str) -> tuple[list[int], int, Engine]:
+    """As `ask`, of a new engine."""
+    engine = started(loaded, cache, adapters)
     try:
-        request = make_request(PROMPT, temperature=0.0, max_tokens=4, ignore_eos=True)
-        request.adapter = name
-        collector = request.sink
-        assert isinstance(collector, Collector)
-        engine.submit(request)
-        done = collector.wait()
-        assert isinstance(done, Done)
-        return collector.tokens(), done.cached_tokens, engine
+        return *ask(engine, name), engine
     finally:
-        engine.stop()
-        assert engine.core.runner.adapters is not None
-        engine.core.runner.adapters.remove()
+        stop(engine)
 
 
 def pefts(folder: Path) -> list[int]:
@@ -110,3 +124,22 @@ def test_a_torn_file_of_an_adapter_is_computed_again(loaded: Loaded, tmp_path: P
     assert files is not None
     assert files.refused == 1
     assert answer(loaded, cache, {"legal": legal}, "legal")[:2] == (wanted, 3 * B)
+
+
+@pytest.mark.slow
+def test_blocks_that_were_read_stay_in_memory_for_their_adapter_alone(
+    loaded: Loaded, tmp_path: Path, legal: Path
+) -> None:
+    cache = tmp_path / "cache"
+    wanted = {"legal": answer(loaded, cache, {"legal": legal}, "legal")[0]}
+    wanted[""] = oracle.generate(tiny_model(), tiny_tokenizer(), PROMPT, GREEDY)
+    engine = started(loaded, cache, {"legal": legal})
+    try:
+        assert ask(engine, "legal") == (wanted["legal"], 3 * B)
+        assert ask(engine, "") == (wanted[""], 0)
+        assert ask(engine, "legal") == (wanted["legal"], 3 * B)
+    finally:
+        stop(engine)
+    files = engine.core.scheduler.prefix.files
+    assert files is not None
+    assert files.restored == 3 * B  # once: the last one found them in memory
