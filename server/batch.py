@@ -6,14 +6,19 @@ Prompts may have any lengths; nothing is padded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from bigmodel.devices import DISK, format_size
 from bigmodel.dispatch import get_plan
 from bigmodel.errors import ServeError
+from bigmodel.server.adapters.files import Adapter, adapters_bytes, read_adapter
 from bigmodel.server.engine.budget import EngineOptions, sequences_at_once
 from bigmodel.server.engine.build import build_engine
 from bigmodel.server.engine.core import EngineCore
@@ -21,6 +26,9 @@ from bigmodel.server.engine.scheduling.request import Delta, Done, Event, Failed
 
 Prompt = str | Sequence[int]
 """A text, or its token ids."""
+
+Asked = tuple[Prompt, SamplingParams] | tuple[Prompt, SamplingParams, str]
+"""A prompt with its sampling parameters, and the name of its adapter if it has one."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,8 @@ def generate_batch(
     plan: Any = None,
     options: EngineOptions | None = None,
     on_step: Callable[[int, int], None] | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
+    adapter: str | Sequence[str] | None = None,
 ) -> list[Generation]:
     """Generate a continuation of every prompt, as many at once as memory and options allow.
 
@@ -82,34 +92,81 @@ def generate_batch(
         plan: The plan that gives memory for keys and values; None for the plan that the model was dispatched by.
         options: Limits of sequences, tokens and key-value memory; None for the defaults.
         on_step: Called after each step with the number of finished prompts and of all.
+        adapters: Folders of LoRA adapters by name, as peft writes them. The model is as it was afterwards.
+        adapter: The adapter of all prompts, or of each one; "" is the model itself. None: the only one that there is.
 
     Returns:
-        One `Generation` per prompt, in their order. Each has the tokens it would have if generated alone.
+        One `Generation` per prompt, in their order. Each has the tokens it would have if generated alone; with an
+        adapter, those of peft's model.
 
     Raises:
-        ServeError: A prompt is empty or too long, or the numbers of prompts and params differ: then nothing is
-            computed. Or computing one failed.
+        ServeError: A prompt is empty or too long, the numbers of prompts and params or adapters differ, there is no
+            such adapter, or the plan leaves no memory for adapters: then nothing is computed. Or computing one failed.
+        CheckpointError: A file of an adapter is damaged.
     """
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     if len(each) != len(prompts):
         raise ServeError(f"{len(prompts)} prompts but {len(each)} params; give one for all or one for each")
-    core = _core(model, tokenizer, plan, options)
-    ids = [_checked(core, number, prompt) for number, prompt in enumerate(prompts)]
+    named = _adapter_of_each(adapters or {}, adapter, len(prompts))
+    read = [read_adapter(name, folder) for name, folder in (adapters or {}).items()]
+    plan = _leaving_room(plan or get_plan(model), read)
     found: dict[int, Generation] = {}
-    for number, outcome in _outcomes(core, zip(ids, each, strict=True), len(ids), on_step):
-        if isinstance(outcome, ServeError):
-            raise outcome
-        found[number] = outcome
+    with _core(model, tokenizer, plan, options, read) as core:
+        ids = [_checked(core, number, prompt) for number, prompt in enumerate(prompts)]
+        for number, outcome in _outcomes(core, zip(ids, each, named, strict=True), len(ids), on_step):
+            if isinstance(outcome, ServeError):
+                raise outcome
+            found[number] = outcome
     return [found[number] for number in range(len(prompts))]
+
+
+def _adapter_of_each(
+    adapters: Mapping[str, str | Path], adapter: str | Sequence[str] | None, prompts: int
+) -> Sequence[str]:
+    """The name of each prompt's adapter. Raises ServeError as `generate_batch`."""
+    if adapter is None:
+        if len(adapters) > 1:
+            raise ServeError(f"say which adapter computes the prompts: {', '.join(adapters)}")
+        adapter = next(iter(adapters), "")
+    named = [adapter] * prompts if isinstance(adapter, str) else adapter
+    if len(named) != prompts:
+        raise ServeError(f"{prompts} prompts but {len(named)} adapters; give one for all or one for each")
+    unknown = next((name for name in named if name and name not in adapters), None)
+    if unknown is not None:
+        raise ServeError(f"there is no adapter '{unknown}'; there are {', '.join(adapters) or 'none'}")
+    return named
+
+
+def _leaving_room(plan: Any, adapters: Sequence[Adapter]) -> Any:
+    """The plan without what adapters take of each budget.
+
+    Raises:
+        ServeError: It leaves less on a device.
+    """
+    if plan is None or not adapters:
+        return plan
+    taken, devices = adapters_bytes(adapters), {}
+    for key, entry in plan.devices.items():
+        devices[key] = entry
+        if key != DISK and entry.budget is not None:
+            if entry.free < taken:
+                raise ServeError(
+                    f"adapters take {format_size(taken)} of device {key}, and the model's plan leaves "
+                    f"{format_size(entry.free)} of {format_size(entry.budget)}; place the model with less "
+                    f"max_memory there, by {format_size(taken)}"
+                )
+            devices[key] = replace(entry, budget=entry.budget - taken)
+    return replace(plan, devices=MappingProxyType(devices))
 
 
 def generate_each(
     model: torch.nn.Module,
     tokenizer: Any,
-    prompts: Iterable[tuple[Prompt, SamplingParams]],
+    prompts: Iterable[Asked],
     *,
     plan: Any = None,
     options: EngineOptions | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> Iterator[tuple[int, Generation | ServeError]]:
     """Yield the continuation of each prompt as soon as it ends, with its number; those that end early come first.
 
@@ -119,33 +176,49 @@ def generate_each(
     Args:
         model: As for `generate_batch`, like the following.
         tokenizer: Its transformers tokenizer.
-        prompts: Each with its sampling parameters.
-        plan: The plan that gives memory for keys and values.
+        prompts: Each with its sampling parameters, and the name of its adapter if it has one.
+        plan: The plan that gives memory for keys and values, and leaves what adapters take.
         options: Limits of sequences, tokens and key-value memory.
+        adapters: Those that prompts name.
     """
     options = options or EngineOptions()
     plan = plan or get_plan(model)
-    core = _core(model, tokenizer, plan, options)
-    return _outcomes(core, _encoded(core, prompts), 2 * sequences_at_once(plan, options))
+    with _core(model, tokenizer, plan, options, adapters) as core:
+        yield from _outcomes(core, _encoded(core, prompts), 2 * sequences_at_once(plan, options))
 
 
-def _core(model: torch.nn.Module, tokenizer: Any, plan: Any, options: EngineOptions | None) -> EngineCore:
-    return build_engine(model, tokenizer, plan or get_plan(model), options or EngineOptions()).core
+@contextmanager
+def _core(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    plan: Any,
+    options: EngineOptions | None,
+    adapters: Sequence[Adapter],
+) -> Iterator[EngineCore]:
+    """An engine's core over the model, which has no adapters afterwards."""
+    core = build_engine(model, tokenizer, plan, options or EngineOptions(), adapters=adapters).core
+    try:
+        yield core
+    finally:
+        if core.runner.adapters is not None:
+            core.runner.adapters.remove()
 
 
 def _encoded(
-    core: EngineCore, prompts: Iterable[tuple[Prompt, SamplingParams]]
-) -> Iterator[tuple[list[int] | ServeError, SamplingParams]]:
-    for number, (prompt, params) in enumerate(prompts):
+    core: EngineCore, prompts: Iterable[Asked]
+) -> Iterator[tuple[list[int] | ServeError, SamplingParams, str]]:
+    for number, (prompt, params, *adapter) in enumerate(prompts):
+        ids: list[int] | ServeError
         try:
-            yield _checked(core, number, prompt), params
+            ids = _checked(core, number, prompt)
         except ServeError as error:
-            yield error, params
+            ids = error
+        yield ids, params, next(iter(adapter), "")
 
 
 def _outcomes(
     core: EngineCore,
-    prompts: Iterable[tuple[list[int] | ServeError, SamplingParams]],
+    prompts: Iterable[tuple[list[int] | ServeError, SamplingParams, str]],
     at_once: int,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[int, Generation | ServeError]]:
@@ -156,14 +229,14 @@ def _outcomes(
     finished, exhausted = 0, False
     while True:
         while not exhausted and len(core.requests) < max(at_once, 1):
-            number, (ids, params) = next(left, (-1, ([], None)))
+            number, (ids, params, adapter) = next(left, (-1, ([], None, "")))
             if params is None:
                 exhausted = True
             elif isinstance(ids, ServeError):
                 yield number, ids
             else:
                 sinks[number] = _Collected(number, ended)
-                core.add(Request(str(number), ids, params, sinks[number]))
+                core.add(Request(str(number), ids, params, sinks[number], adapter=adapter))
         if core.idle and exhausted and not ended:
             return
         if not core.idle:

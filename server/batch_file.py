@@ -2,6 +2,7 @@
 
     {"id": "a", "prompt": "Once upon a time", "max_tokens": 32}
     {"id": "b", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0.7}
+    {"id": "c", "prompt": "Whereas", "adapter": "legal"}
 
 Without an `id` a prompt has the number of its line. Answers are appended in the order in which they end:
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class PromptLine(BaseModel):
     top_k: Annotated[int, Field(ge=0)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    adapter: str | None = None
 
     @model_validator(mode="after")
     def _has_one_text(self) -> PromptLine:
@@ -61,6 +63,19 @@ class PromptLine(BaseModel):
             return codec.encode(codec.render_chat(self.messages), add_special_tokens=False)
         assert self.prompt is not None
         return codec.encode(self.prompt) if isinstance(self.prompt, str) else self.prompt
+
+    def adapter_of(self, known: Sequence[str]) -> str:
+        """Return the name of the prompt's adapter, "" for the model itself: the only one there is if it names none.
+
+        Raises ServeError for one that is not known, and where it names none of several.
+        """
+        if self.adapter is None:
+            if len(known) > 1:
+                raise ServeError(f'it names no adapter; there are {", ".join(known)}, and "" for the model itself')
+            return known[0] if known else ""
+        if self.adapter and self.adapter not in known:
+            raise ServeError(f"there is no adapter '{self.adapter}'; there are {', '.join(known) or 'none'}")
+        return self.adapter
 
     def params(self, default: SamplingParams) -> SamplingParams:
         """Return the sampling parameters, those of `default` where the line has none."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
-from bigmodel.devices import accelerators, memory_allocated
+from bigmodel.devices import DISK, accelerators, format_size, memory_allocated
 from bigmodel.errors import ServeError, SizeError
 from bigmodel.profile.trace.workload import DEFAULT_CONTEXT
 from bigmodel.server.adapters.files import Adapter, adapters_bytes, read_adapter
@@ -144,8 +144,8 @@ def load(
     progress.begin("looking for the model")
     source = open_source(model, revision, trust_remote_code=trusted)  # raises before anything is loaded
     read = [read_adapter(name, folder) for name, folder in (adapters or {}).items()]
-    if read:
-        options["max_memory"] = without_adapters(options.get("max_memory"), read)
+    if read and isinstance(options.get("device_map", "auto"), str):  # a plan was made without what they take
+        options["max_memory"] = without_adapters(options.get("max_memory"), adapters_bytes(read))
     progress.begin("loading the tokenizer")
     tokenizer = load_tokenizer(model, revision, trusted)
     images = load_images(model, tokenizer, options)
@@ -158,14 +158,15 @@ def load(
 
 
 def without_adapters(
-    budgets: Mapping[int | str | torch.device, int | str] | None, adapters: Seq[Adapter]
+    budgets: Mapping[int | str | torch.device, int | str] | None, taken: int
 ) -> dict[int | str | torch.device, int | str]:
-    """Return budgets without what adapters take: where a model's modules run is not known before it is planned."""
-    from bigmodel.devices import DISK
+    """Return budgets without the bytes that adapters take, of each device but the disk.
+
+    Where a model's modules run, and with them what adapts them, is not known before it is planned.
+    """
     from bigmodel.plan.result.budgets import read_budgets, with_headroom
 
     known = read_budgets(budgets)
-    taken = adapters_bytes(adapters)
     left = with_headroom(known) if budgets is None else known
     return {key: size if key == DISK else max(size - taken, 0) for key, size in left.items()}
 
@@ -177,12 +178,36 @@ class PlannedModel:
         model: A folder or a Hub id.
         options: Those of :func:`load`; ``device_map`` is a strategy, and ``max_memory`` is not among them. A model
             whose own context is shorter than ``context_length`` keeps its own.
+        adapters: Folders of its adapters by name. They are read here, to be checked and counted, and again each time
+            that the model is loaded: a model that is not loaded has none in memory.
+
+    Attributes:
+        model: The folder or Hub id.
+        adapters: Folders of its adapters by name.
+        adapters_bytes: Most bytes that they take of each device beside the plan.
+
+    Raises:
+        ServeError: An adapter is not served, or is another model's.
+        CheckpointError: A file of one is damaged.
     """
 
-    def __init__(self, model: str, options: LoadOptions) -> None:
+    def __init__(self, model: str, options: LoadOptions, adapters: Mapping[str, str] | None = None) -> None:
         self.model = model
+        self.adapters = dict(adapters or {})
+        self.adapters_bytes = 0
         self._options = options
         self._profiles: dict[str, Profile] = {}
+        if self.adapters:
+            self._count_adapters()
+
+    def _count_adapters(self) -> None:
+        from bigmodel.profile.source import meta_model
+        from bigmodel.server.engine.build import check_adapters
+        from bigmodel.sources.resolve import open_source
+
+        read = [read_adapter(name, folder) for name, folder in self.adapters.items()]
+        check_adapters(meta_model(open_source(self.model, self._options.get("revision"))), read)
+        self.adapters_bytes = adapters_bytes(read)
 
     @cached_property
     def _workload(self) -> LoadOptions:
@@ -195,7 +220,7 @@ class PlannedModel:
         return options
 
     def plan(self, budgets: Mapping[int | str, int]) -> Plan:
-        """The plan within ``budgets``, in bytes by device key; no weight is read.
+        """The plan within ``budgets``, in bytes by device key, and without what adapters take; no weight is read.
 
         Raises BudgetError for a model that does not fit them.
         """
@@ -206,7 +231,7 @@ class PlannedModel:
         offload = options.get("offload", "stream")
         return make_plan(
             self._profile(device_type_of(budgets)),
-            {key: size for key, size in budgets.items()},  # noqa: C416 (a mapping's keys are invariant)
+            {key: size if key == DISK else max(size - self.adapters_bytes, 0) for key, size in budgets.items()},
             str(options.get("device_map", "auto")),
             options.get("batch_size", 1),
             options.get("context_length"),
@@ -240,10 +265,17 @@ class PlannedModel:
         return self._profiles[device_type]
 
     def load(self, plan: Plan, progress: Loading) -> Loaded:
-        """Load it as planned."""
+        """Load it as planned, with its adapters. Raises ServeError if they take more than when they were counted."""
         options: LoadOptions = {**self._workload, "device_map": plan}
         options.pop("offload", None)  # the plan says what is streamed
-        return load(self.model, progress=progress, **options)
+        loaded = load(self.model, progress=progress, adapters=self.adapters, **options)
+        taken = adapters_bytes(loaded.adapters)
+        if taken > self.adapters_bytes:
+            raise ServeError(
+                f"adapters of {self.model} take {format_size(taken)} of a device and took "
+                f"{format_size(self.adapters_bytes)} when the server started; start it anew to plan with them"
+            )
+        return loaded
 
 
 def load_images(model: str, tokenizer: Any, options: LoadOptions) -> ImageSupport | None:

@@ -44,6 +44,13 @@ def generate(
     trust_remote_code: shared.RemoteCode = False,
     draft_model: shared.DraftModel = None,
     prompt_lookup: shared.PromptLookup = 0,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Folder of a LoRA adapter that computes the answer; with --batch-file several, each with the name of "
+            "its folder or as NAME=FOLDER."
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
     batch_file: Annotated[
         Path | None,
@@ -66,6 +73,7 @@ def generate(
     from bigmodel.server.engine import EngineOptions, Request, SamplingParams, build_engine
     from bigmodel.server.engine.kv.buffers import GROWTH
     from bigmodel.server.loading import LoadOptions, load_with_draft, parse_max_memory
+    from bigmodel.server.models.named import adapter_folders
     from bigmodel.server.text.codec import TextCodec
 
     params = SamplingParams(max_tokens, temperature, top_p, top_k, seed=seed, stop=tuple(stop or ()))
@@ -81,6 +89,7 @@ def generate(
         offload_folder=offload_folder,
         padded=False,
     )
+    adapters = adapter_folders(lora or ())
     if batch_file is not None or output is not None or batch_size is not None:
         from .generate_file import generate_file
 
@@ -88,24 +97,30 @@ def generate(
             raise typer.BadParameter("--batch-file, --output and --batch-size go together: give the files of both")
         if prompt is not None or chat or draft_model is not None:
             raise typer.BadParameter("PROMPT, --chat and --draft-model do not apply to --batch-file; remove them")
-        generate_file(model, batch_file, output, params, options, batch_size, context, quiet)
+        generate_file(model, batch_file, output, params, options, adapters, batch_size, context, quiet)
         return
     if prompt is None:
         raise typer.BadParameter("give PROMPT, or --batch-file and --output")
+    if len(adapters) > 1:
+        raise typer.BadParameter(
+            "one adapter computes PROMPT; give one --lora, or --batch-file whose lines name theirs"
+        )
     text = _text(prompt)
     # Keys and values grow by so many tokens.
     options["context_length"] = None if context is None else -(-context // GROWTH) * GROWTH
-    loaded = load_with_draft(model, draft_model, **options)
+    loaded = load_with_draft(model, draft_model, adapters=adapters, **options)
     codec = TextCodec(loaded.tokenizer)
     if chat:
         text = codec.render_chat([{"role": "user", "content": text}])
     ids = codec.encode(text, add_special_tokens=not chat)
     # With one stream, batch invariance needs no row padding.
     limits = EngineOptions(1, max_queue=0, prefix_cache=False, row_multiple=1, prompt_lookup=prompt_lookup)
-    engine = build_engine(loaded.model, codec, loaded.plan, limits, draft_model=loaded.draft_model)
+    engine = build_engine(
+        loaded.model, codec, loaded.plan, limits, draft_model=loaded.draft_model, adapters=loaded.adapters
+    )
     params = replace(params, max_tokens=_max_new_tokens(len(ids), max_tokens, engine))
     sink = _Events()
-    summary = _run(engine, Request("cli", ids, params, sink), sink)
+    summary = _run(engine, Request("cli", ids, params, sink, adapter=next(iter(adapters), "")), sink)
     if not quiet:
         typer.echo(f"{summary} {peaks()}")
 

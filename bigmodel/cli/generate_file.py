@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ def generate_file(
     answers: Path,
     params: SamplingParams,
     options: LoadOptions,
+    adapters: Mapping[str, str],
     batch_size: int | None,
     context: int | None,
     quiet: bool,
@@ -41,12 +42,13 @@ def generate_file(
         answers: The file of answers; created if it is not there.
         params: Sampling parameters of prompts that have none of their own.
         options: How the model is loaded.
+        adapters: Folders of LoRA adapters by name.
         batch_size: Prompts at once; None for the fastest.
         context: Tokens of a prompt and its answer, at most; None for those of the longest.
         quiet: Print nothing.
 
     Raises:
-        ServeError: A line of a file is not what it should be; nothing is computed then.
+        ServeError: A line of a file is not what it should be, or an adapter is not; nothing is computed then.
         typer.Exit: Some prompts have an error in the place of an answer, or Ctrl-C ended the run.
     """
     from bigmodel.server.batch_file import PromptFile, answers_in
@@ -61,8 +63,8 @@ def generate_file(
             typer.echo(f"all {total} prompts have their answers in {answers}", err=True)
             return
         codec = TextCodec(load_tokenizer(model, options.get("revision"), options.get("trust_remote_code", False)))
-        work = _measured(asked, written, codec, params, context)
-        loaded = _load(model, options, batch_size, work)
+        work = _measured(asked, written, codec, params, [*adapters], context)
+        loaded = _load(model, options, adapters, batch_size, work)
         run = _Counts()
         try:
             with _progress(left, quiet) as advance:
@@ -105,7 +107,12 @@ class _Counts:
 
 
 def _measured(
-    asked: PromptFile, written: AnswerFile, codec: TextCodec, params: SamplingParams, context: int | None
+    asked: PromptFile,
+    written: AnswerFile,
+    codec: TextCodec,
+    params: SamplingParams,
+    adapters: Sequence[str],
+    context: int | None,
 ) -> _RemainingWork:
     """Return the shape of the prompts without an answer. Those beyond `context` will have an error."""
     from bigmodel.errors import ServeError
@@ -117,6 +124,7 @@ def _measured(
             continue
         wanted = line.params(params).max_tokens
         try:
+            line.adapter_of(adapters)
             tokens = len(line.ids(codec)) + wanted
         except ServeError as error:
             raise ServeError(f"{asked.path}: prompt {name!r}: {error}") from error
@@ -125,19 +133,25 @@ def _measured(
     return _RemainingWork(-(-longest // GROWTH) * GROWTH, min(new_tokens, longest - 1), count)
 
 
-def _load(model: str, options: LoadOptions, batch_size: int | None, work: _RemainingWork) -> Loaded:
+def _load(
+    model: str, options: LoadOptions, adapters: Mapping[str, str], batch_size: int | None, work: _RemainingWork
+) -> Loaded:
+    from bigmodel.server.adapters.files import adapters_bytes, read_adapter
     from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
-    from bigmodel.server.loading import load
+    from bigmodel.server.loading import load, without_adapters
 
     if options.get("device_map") != "auto" or options.get("trust_remote_code"):
         options["batch_size"], options["context_length"] = (
             batch_size or min(work.prompts, DEFAULT_SEQUENCES),
             work.context,
         )
-        return load(model, **options)
+        return load(model, adapters=adapters, **options)
+    if adapters:
+        taken = adapters_bytes(read_adapter(name, folder) for name, folder in adapters.items())
+        options["max_memory"] = without_adapters(options.get("max_memory"), taken)
     found = _planned(model, options, batch_size, work)
     kept: Any = {name: options[name] for name in ("revision", "offload_folder") if name in options}
-    return load(model, device_map=found, **kept)
+    return load(model, adapters=adapters, device_map=found, **kept)
 
 
 def _planned(model: str, options: LoadOptions, batch_size: int | None, work: _RemainingWork) -> Plan:
@@ -190,18 +204,20 @@ def _answer(
     size = loaded.plan.batch_size
     names: dict[int, str | int] = {}
     answered = frozenset(written.done)
+    adapters = [adapter.name for adapter in loaded.adapters]
 
-    def prompts() -> Iterator[tuple[list[int], SamplingParams]]:
+    def prompts() -> Iterator[tuple[list[int], SamplingParams, str]]:
         for name, line in asked:
             if name not in answered:
                 names[len(names)] = name
                 ids, chosen = line.ids(codec), line.params(params)
                 room = max(work.context - len(ids), 1)
-                yield ids, replace(chosen, max_tokens=min(chosen.max_tokens, room))
+                yield ids, replace(chosen, max_tokens=min(chosen.max_tokens, room)), line.adapter_of(adapters)
 
     limits = EngineOptions(size, size * work.context, max_queue=2 * size, max_length=work.context)
     began = time.perf_counter()
-    for number, outcome in generate_each(loaded.model, codec, prompts(), plan=loaded.plan, options=limits):
+    outcomes = generate_each(loaded.model, codec, prompts(), plan=loaded.plan, options=limits, adapters=loaded.adapters)
+    for number, outcome in outcomes:
         written.append(names[number], outcome)
         if isinstance(outcome, ServeError):
             run.failed += 1

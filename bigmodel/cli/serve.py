@@ -76,7 +76,9 @@ KeepAlive: TypeAlias = Annotated[float | None, _KEEP]
 _LOAD_TIMEOUT = typer.Option(min=0.001, help="Longest time in seconds that a request waits for its model to be loaded.")
 LoadTimeout: TypeAlias = Annotated[float, _LOAD_TIMEOUT]
 _LORA = typer.Option(
-    "--lora", help="NAME=FOLDER of a LoRA adapter, which requests ask for as model NAME; may be repeated."
+    "--lora",
+    help="NAME=FOLDER of a LoRA adapter, which requests ask for as model NAME; MODEL:NAME=FOLDER for one of several "
+    "models; may be repeated.",
 )
 Adapters: TypeAlias = Annotated[list[str] | None, _LORA]
 _BATCHES = typer.Option(
@@ -181,15 +183,16 @@ def serve(
         )
         served = named_models(models)
         first = next(iter(served))
-        adapters = named_adapters(lora or ())
+        lone = served_model_name or first
+        adapters = named_adapters(lora or (), served if len(served) > 1 else {lone: served[first]})
         several = len(served) > 1
         replicated = replicas > 1 or ray_address is not None
         if replicated and batch_folder is not None:
             raise typer.BadParameter("--batch-folder is for one server; replicas keep no files and run no batches")
         if several:
-            _refuse_for_several(served_model_name, draft_model, replicated, trust_remote_code, bool(adapters))
+            _refuse_for_several(served_model_name, draft_model, replicated, trust_remote_code)
         settings = Settings(
-            served_model_name or first,
+            lone,
             keys,
             None if max_body is None else parse_size(max_body),
             request_timeout,
@@ -200,7 +203,7 @@ def serve(
             telemetry,
             keep_alive,
             load_timeout,
-            tuple(adapters),
+            () if several else tuple(adapters.get(lone, ())),
             not replicated,
             batch_folder,
             parse_size(batch_folder_size),
@@ -220,9 +223,11 @@ def serve(
             context_length=max_model_len,
         )
         if several:
-            raise typer.Exit(_serve(_several(served, options, budgets), settings, host, port, log_level.value))
+            raise typer.Exit(
+                _serve(_several(served, options, budgets, adapters), settings, host, port, log_level.value)
+            )
         options["max_memory"] = budgets
-        load_all = partial(_load, served[first], draft_model, adapters, options)
+        load_all = partial(_load, served[first], draft_model, adapters.get(lone, {}), options)
         if not replicated:
             raise typer.Exit(_serve(load_all, settings, host, port, log_level.value))
     raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
@@ -247,14 +252,12 @@ def _load(
     return load_with_draft(model, draft_model, progress=progress, adapters=adapters, **options)
 
 
-def _refuse_for_several(name: str | None, draft: str | None, replicated: bool, trusted: bool, adapted: bool) -> None:
+def _refuse_for_several(name: str | None, draft: str | None, replicated: bool, trusted: bool) -> None:
     """Refuse options that mean one model."""
     if name is not None:
         raise typer.BadParameter("--served-model-name names one model; write NAME=MODEL for each of several")
     if draft is not None:
         raise typer.BadParameter("--draft-model proposes tokens for one model; serve that one alone")
-    if adapted:
-        raise typer.BadParameter("--lora names adapters of one model; serve that one alone")
     if replicated:
         raise typer.BadParameter("--replicas and --ray-address copy a server of one model; serve that one alone")
     if trusted:
@@ -270,12 +273,15 @@ class _Several:
 
 
 def _several(
-    models: Mapping[str, str], options: LoadOptions, budgets: Mapping[DeviceLike, int | str] | None
+    models: Mapping[str, str],
+    options: LoadOptions,
+    budgets: Mapping[DeviceLike, int | str] | None,
+    adapters: Mapping[str, Mapping[str, str]],
 ) -> _Several:
     from bigmodel.server.models.budgets import server_budgets
     from bigmodel.server.models.named import planned_models
 
-    return _Several(planned_models(models, options), server_budgets(budgets))
+    return _Several(planned_models(models, options, adapters), server_budgets(budgets))
 
 
 def _serve(models: Loader | _Several, settings: Settings, host: str, port: int, log_level: str) -> int:

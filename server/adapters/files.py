@@ -6,6 +6,8 @@ left out would be another adapter.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -80,9 +82,21 @@ class Adapter:
         """Bytes of all parts."""
         return sum(part.nbytes for part in self.parts.values())
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what it computes: names of modules, matrices and scalings. It does not depend on its name."""
+        found = hashlib.sha256()
+        for module in sorted(self.parts):
+            part = self.parts[module]
+            found.update(json.dumps([module, part.scaling]).encode())
+            for tensor in (part.down, part.up):
+                found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+                found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
 
 def read_adapter(name: str, folder: str | Path) -> Adapter:
-    """Read an adapter from its folder.
+    """Read an adapter from its folder, in the dtypes that peft computes it in.
 
     Raises:
         ServeError: A file is missing, it is no LoRA adapter, or it needs what is not supported.
@@ -100,7 +114,11 @@ def read_adapter(name: str, folder: str | Path) -> Adapter:
         if found is None:
             raise ServeError(f"adapter '{name}': {weights} holds '{key}', which is no low rank of a module's weight")
         halves.setdefault(found["module"], {})[found["half"]] = key
-    tensors = load_file(weights)
+    # float16 and bfloat16 become float32, as in peft; copies are aligned, and products of others may have other bits.
+    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    tensors = {
+        key: tensor.to(wide.get(tensor.dtype, tensor.dtype), copy=True) for key, tensor in load_file(weights).items()
+    }
     parts = {}
     for module, keys in halves.items():
         found_halves = {half: tensors[key] for half, key in keys.items()}
@@ -108,6 +126,16 @@ def read_adapter(name: str, folder: str | Path) -> Adapter:
     if not parts:
         raise ServeError(f"adapter '{name}': {weights} holds no low ranks")
     return Adapter(name, parts)
+
+
+def base_model(name: str, folder: str | Path) -> str | None:
+    """The folder or Hub id of the model that an adapter was trained for, as its settings name it; None: they do not.
+
+    Raises:
+        ServeError: There are no settings, or they are not those of a LoRA adapter that is served.
+    """
+    base = _settings(name, Path(folder).expanduser()).get("base_model_name_or_path")
+    return base if isinstance(base, str) and base else None
 
 
 def _settings(name: str, folder: Path) -> dict[str, Any]:
@@ -161,5 +189,5 @@ def adapters_bytes(adapters: Iterable[Adapter]) -> int:
     `CHUNK_ROWS` rows at once."""
     found = list(adapters)
     parts = [part for adapter in found for part in adapter.parts.values()]
-    widest = max((part.down.shape[1] + len(part.down) + 3 * len(part.up) for part in parts), default=0)
+    widest = max((2 * part.down.shape[1] + len(part.down) + 4 * len(part.up) for part in parts), default=0)
     return sum(adapter.nbytes for adapter in found) + CHUNK_ROWS * widest * WIDEST_ITEM

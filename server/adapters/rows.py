@@ -48,13 +48,11 @@ class Adapters:
         self._multiple = row_multiple
         by_module: dict[str, dict[str, _Placed]] = {}
         for adapter in adapters:
+            check_parts(model, adapter)
             for name, part in adapter.parts.items():
-                _check(adapter.name, model, name, part)
                 by_module.setdefault(name, {})[adapter.name] = _Placed(part)
-        self._handles = [
-            model.get_submodule(name).register_forward_hook(_Hook(self, parts), with_kwargs=True)
-            for name, parts in by_module.items()
-        ]
+        self._hooks = [(model.get_submodule(name), _Hook(self, parts)) for name, parts in by_module.items()]
+        self._handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in self._hooks]
 
     @contextmanager
     def step(self, rows: Seq[Rows]) -> Iterator[None]:
@@ -63,7 +61,7 @@ class Adapters:
         for name, begin, end in rows:
             if name:
                 wanted.setdefault(name, []).extend(range(begin, end))
-        _active.step = _Step({name: torch.tensor(own) for name, own in wanted.items()}) if wanted else None
+        _active.step = _Step(self, {name: torch.tensor(own) for name, own in wanted.items()}) if wanted else None
         try:
             yield
         finally:
@@ -72,25 +70,31 @@ class Adapters:
     def add(self, parts: Mapping[str, _Placed], given: torch.Tensor, output: torch.Tensor) -> None:
         """Add to a module's output [1, rows, output width] what its parts make of the input [1, rows, input width]."""
         step: _Step | None = getattr(_active, "step", None)
-        for name in () if step is None else step.rows.keys() & parts.keys():
+        for name in () if step is None or step.of is not self else step.rows.keys() & parts.keys():
             assert step is not None
             part = parts[name].on(given.device)
             for rows in step.on(name, given.device).split(CHUNK_ROWS):
-                own = given[0].index_select(0, rows).to(part.down.dtype)
-                padded = functional.pad(own, (0, 0, 0, -len(own) % self._multiple))
+                own = given.index_select(1, rows).to(part.down.dtype)
+                padded = functional.pad(own, (0, 0, 0, -len(rows) % self._multiple))
                 change = functional.linear(functional.linear(padded, part.down), part.up) * part.scaling
-                output[0].index_add_(0, rows, change[: len(own)].to(output.dtype))
+                # Added in the wider dtype of both, and rounded once: as peft does.
+                added = output.index_select(1, rows) + change[:, : len(rows)]
+                output.index_copy_(1, rows, added.to(output.dtype))
 
     def remove(self) -> None:
-        """Leave the model as it was."""
+        """Leave the model as it was, and let go of the adapters' memory, whoever still holds the model."""
         for handle in self._handles:
             handle.remove()
+        for _, hook in self._hooks:
+            hook.parts.clear()
+        self._hooks, self._handles = [], []
 
 
 class _Step:
-    """Rows by the name of their adapter, on each device that asked for them."""
+    """Rows by the name of their adapter ``of`` a model, on each device that asked for them."""
 
-    def __init__(self, rows: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, of: Adapters, rows: Mapping[str, torch.Tensor]) -> None:
+        self.of = of
         self.rows = rows
         self._on: dict[tuple[str, torch.device], torch.Tensor] = {}
 
@@ -117,11 +121,21 @@ class _Placed:
 class _Hook:
     """A forward hook that adds the parts of one module."""
 
-    def __init__(self, adapters: Adapters, parts: Mapping[str, _Placed]) -> None:
-        self._adapters, self._parts = adapters, parts
+    def __init__(self, adapters: Adapters, parts: dict[str, _Placed]) -> None:
+        self._adapters, self.parts = adapters, parts
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        self._adapters.add(self._parts, args[0] if args else next(iter(kwargs.values())), output)
+        self._adapters.add(self.parts, args[0] if args else next(iter(kwargs.values())), output)
+
+
+def check_parts(model: nn.Module, adapter: Adapter) -> None:
+    """Check that a model, which may be on meta, has the modules of an adapter.
+
+    Raises:
+        ServeError: It has no module that the adapter names, one of another shape, or one whose adapters are not served.
+    """
+    for name, part in adapter.parts.items():
+        _check(adapter.name, model, name, part)
 
 
 def _check(adapter: str, model: nn.Module, name: str, part: LowRank) -> None:

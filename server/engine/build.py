@@ -13,7 +13,7 @@ import torch
 from bigmodel.devices import format_size
 from bigmodel.errors import ServeError
 from bigmodel.server.adapters.files import Adapter
-from bigmodel.server.adapters.rows import Adapters
+from bigmodel.server.adapters.rows import Adapters, check_parts
 from bigmodel.server.engine.budget import (
     EngineOptions,
     KVBudget,
@@ -80,6 +80,7 @@ def build_engine(
     pool = TokenPool(budget.tokens)
     prefix = PrefixCache(pool, enabled=keeps_prefixes, states=kept)
     if options.prefix_folder is not None:
+        prefix.adapters = {adapter.name: adapter.digest for adapter in adapters}
         prefix.files = prefix_files(options, checkpoint, tokenizer, plan, runner, budget, enabled=prefix.enabled)
     scheduler = Scheduler(
         pool,
@@ -162,8 +163,7 @@ def kv_maker(runner: Runner, positions: int) -> Callable[[], SequenceKV]:
 
 def make_adapters(model: torch.nn.Module, adapters: Seq[Adapter], runner: Runner) -> Adapters:
     """Return the adapters of ``model``. Raises ServeError for one that is not the model's, or a model that has none."""
-    if isinstance(runner, EncoderRunner) or takes_images(model):
-        raise ServeError(f"adapters of {type(model).__name__} are not served: those of models of text alone are")
+    _check_kind(model)
     mixers = runner.mixers.modules if isinstance(runner, PackedRunner) and runner.mixers else ()
     for adapter in adapters:
         inside = [part for part in adapter.parts for mixer in mixers if part.startswith(f"{mixer.name}.")]
@@ -173,6 +173,18 @@ def make_adapters(model: torch.nn.Module, adapters: Seq[Adapter], runner: Runner
                 "those of other modules are served"
             )
     return Adapters(model, adapters, runner.row_multiple)
+
+
+def check_adapters(model: torch.nn.Module, adapters: Seq[Adapter]) -> None:
+    """Check adapters before their model is loaded: ``model`` may be on meta. Raises ServeError as `make_adapters`."""
+    _check_kind(model)
+    for adapter in adapters:
+        check_parts(model, adapter)
+
+
+def _check_kind(model: torch.nn.Module) -> None:
+    if not generates(model) or takes_images(model):
+        raise ServeError(f"adapters of {type(model).__name__} are not served: those of models of text alone are")
 
 
 def make_drafter(

@@ -86,14 +86,18 @@ def create_app(
         on_failure: Called when loading the only model, or an engine, fails: from any thread.
 
     Raises:
-        ValueError: Not exactly one of model, loader and models is given, or models without budgets.
-        ServeError: The folder of batches cannot be used, or another server uses it.
+        ValueError: Not exactly one of model, loader and models is given, models without budgets, or models beside the
+            settings' adapters.
+        ServeError: The folder of batches cannot be used, another server uses it, or two adapters or an adapter and a
+            model have one name.
     """
     if [model is None, loader is None, models is None].count(False) != 1:
         raise ValueError("give either model and tokenizer, or a loader, or models")
     if models is not None and not budgets:
         raise ValueError("several models need budgets, as server_budgets returns them")
     settings = settings or Settings(model_name or "bigmodel")
+    if models is not None and settings.adapters:
+        raise ValueError("each of several models has its own adapters: give them to PlannedModel")
     if models is not None:
         model_name = next(iter(models))
     if model_name is not None:
@@ -103,7 +107,15 @@ def create_app(
     sources: Mapping[str, Loader | PlannedModel] = models or {
         settings.model_name: loader or (lambda _: Loaded(model, tokenizer, plan))
     }
-    served = [ServedModel(name, source, options=settings.engine) for name, source in sources.items()]
+    served = [
+        ServedModel(
+            name,
+            source,
+            options=settings.engine,
+            adapters=tuple(source.adapters) if isinstance(source, PlannedModel) else settings.adapters,
+        )
+        for name, source in sources.items()
+    ]
     waits = len(served) > 1 or settings.keep_alive is not None
     pool = ModelPool(served, budgets, patience=settings.load_timeout if waits else 0.0, keep_alive=settings.keep_alive)
     state = ServerState(settings, pool)

@@ -68,7 +68,8 @@ class Settings:
         telemetry: Whether requests have OpenTelemetry's spans.
         keep_alive: Seconds without requests after which a model is unloaded; None: never.
         load_timeout: Seconds that a request waits for its model to be loaded, where models come and go.
-        adapters: Names of the LoRA adapters that the model is loaded with: requests name them as models.
+        adapters: Names of the LoRA adapters that the model is loaded with: requests name them as models. Those of
+            several models are theirs: see `create_app`.
         batches: Whether there are files and batches.
         batch_folder: Where they are, so that a later start goes on with them; None for a folder that goes with the
             server.
@@ -150,10 +151,15 @@ class ServerState:
     def __post_init__(self) -> None:
         self.image_hosts = ImageHosts(self.settings.image_hosts) if self.settings.image_hosts else None
         if self.pool is None:
-            self.pool = ModelPool([ServedModel(self.settings.model_name)])
+            self.pool = ModelPool([ServedModel(self.settings.model_name, adapters=self.settings.adapters)])
         self.models = self.pool.models
         self.first = self.pool.first
-        self.adapters = dict.fromkeys(self.settings.adapters, self.first)
+        self.adapters: dict[str, ServedModel] = {}
+        for served in self.models.values():
+            for name in served.adapters:
+                if name in self.models or name in self.adapters:
+                    raise ServeError(f"an adapter of '{served.name}' is called '{name}' as another is; rename it")
+                self.adapters[name] = served
 
     @property
     def several(self) -> bool:

@@ -139,6 +139,8 @@ class RunningModel:
         What is in reference cycles goes with the next collection of garbage.
         """
         self.close()
+        if self.engine.core.runner.adapters is not None:
+            self.engine.core.runner.adapters.remove()
         self.engine.release()
         for model in (self.model, self.draft_model):
             if model is not None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from bigmodel.devices import HOST
+from bigmodel.devices import DISK, HOST
 from bigmodel.errors import BudgetError
 from bigmodel.server.engine.budget import EngineOptions, claimed_bytes
 from bigmodel.server.engine.compute.choose_runner import RunnerChoice
@@ -36,6 +36,7 @@ class ServedModel:
         source: What loads it; None for one that is there from the start.
         start: Makes a running model of a loaded one, with these options of its engine.
         options: Of its engine; where it is one of several, as far as they are for a model of its kind.
+        adapters: Names of the LoRA adapters that it is loaded with.
         loading: Progress of the last load.
         running: What requests need of it, while it is loaded.
         claimed: Most bytes that it takes of each device, while it is loaded.
@@ -51,6 +52,7 @@ class ServedModel:
     source: Loader | PlannedModel | None = None
     start: Callable[[Loaded, EngineOptions], RunningModel] | None = None
     options: EngineOptions = field(default_factory=EngineOptions)
+    adapters: tuple[str, ...] = ()
     loading: Loading = field(default_factory=Loading)
     running: RunningModel | None = None
     claimed: Mapping[Key, int] = field(default_factory=dict)
@@ -98,7 +100,7 @@ class ServedModel:
         Raises BudgetError for a model that not even all of them are enough for.
         """
         best = self._plan(budgets)
-        if fits(claimed_bytes(best, self.options), left):
+        if fits(self._claims(best), left):
             return True
         try:
             return nearly_as_good(self._plan(left), best)
@@ -117,7 +119,7 @@ class ServedModel:
         assert self.start is not None
         if isinstance(self.source, PlannedModel):
             plan = self._plan_within(budgets, left)
-            self.claimed = claimed_bytes(plan, self.options)
+            self.claimed = self._claims(plan)
             loaded = replace(self.source.load(plan, self.loading), runner=self._runner_by(plan))
         else:
             loaded = self.source(self.loading)
@@ -155,11 +157,15 @@ class ServedModel:
     def _plan_within(self, budgets: Mapping[Key, int], left: Mapping[Key, int]) -> Plan:
         """The plan for what is left of the budgets: that for all of them where it fits."""
         best = self._plan(budgets)
-        if fits(claimed_bytes(best, self.options), left):
-            return best
-        made = self._plan(left)
-        # The limit of the resident set is the process's, other models included.
+        made = best if fits(self._claims(best), left) else self._plan(left)
+        # The limit of the resident set is the process's, adapters and other models included.
         return made if made.resident_limit is None else replace(made, resident_limit=budgets[HOST])
+
+    def _claims(self, plan: Plan) -> dict[Key, int]:
+        """Most bytes that it takes of each device if it is placed by this plan."""
+        assert isinstance(self.source, PlannedModel)
+        claimed = claimed_bytes(plan, self.options)
+        return {key: nbytes + (self.source.adapters_bytes if key != DISK else 0) for key, nbytes in claimed.items()}
 
     def _plan(self, left: Mapping[Key, int]) -> Plan:
         """The plan within some budgets, which is kept: the same models take turns with each other."""

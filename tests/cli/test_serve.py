@@ -17,6 +17,7 @@ from bigmodel.errors import ServeError
 from bigmodel.server import EngineOptions, Loaded, Loading, Settings
 from bigmodel.server.http.keys import ApiKey
 from bigmodel.server.models.pool import ModelPool
+from tests.server.adapters.trained import write_adapter
 from tests.server.models.several import save
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
@@ -136,6 +137,25 @@ def test_several_models_share_the_budgets(served: dict[str, Any], folders: list[
     assert list(pool.models) == ["a", "other"]
     assert (pool.budgets, pool.keep_alive, pool.patience) == ({"cpu": 1 << 30}, 60, 120)
     assert served["settings"].model_name == "a"
+
+
+@pytest.mark.slow
+def test_each_of_several_models_has_its_own_adapters(
+    served: dict[str, Any], folders: list[str], tmp_path: Path
+) -> None:
+    adapters = [write_adapter(tiny_model(seed), tmp_path / name, seed) for seed, name in enumerate(("legal", "terse"))]
+    given = (f"--lora=a:legal={adapters[0]}", f"--lora=other:terse={adapters[1]}")
+    result = several(folders[0], f"other={folders[1]}", "--max-memory", "cpu=1GiB", *given)
+    assert result.exit_code == 0, result.exception
+    state = served["app"].state.server
+    assert {name: model.name for name, model in state.adapters.items()} == {"legal": "a", "terse": "other"}
+    plain = several(folders[0], f"other={folders[1]}", f"--lora=legal={adapters[0]}")
+    assert "does not say which model's adapter it is; write MODEL:NAME=FOLDER" in str(plain.exception)
+
+
+def test_an_adapter_may_name_the_only_model(served: dict[str, Any]) -> None:
+    assert invoke("--served-model-name", "mine", "--lora", "mine:legal=x", "--lora", "terse=y").exit_code == 0
+    assert served["settings"].adapters == ("legal", "terse")
 
 
 def test_one_model_that_stays_loaded_is_not_waited_for(served: dict[str, Any]) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model
 from bigmodel.errors import ServeError
+from bigmodel.plan import plan
 from bigmodel.server import Generation, generate_batch
-from bigmodel.server.batch import generate_each
+from bigmodel.server.adapters.files import adapters_bytes, read_adapter
+from bigmodel.server.batch import _leaving_room, generate_each
 from bigmodel.server.engine import EngineOptions, SamplingParams
 
-from .tiny import tiny_model, tiny_tokenizer
+from .adapters.trained import adapted, write_adapter
+from .oracle import generate as generate_slowly
+from .tiny import make_request, tiny_model, tiny_tokenizer
 
 PROMPTS = ["one", "a longer prompt than that", "the third", "and a last one"]
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
@@ -137,3 +143,84 @@ def test_a_prompt_whose_step_fails_is_an_error_and_not_an_empty_answer(monkeypat
 
 def test_no_prompts_have_no_answers() -> None:
     assert generate(tiny_model(), []) == []
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {name: write_adapter(tiny_model(), folder / name, seed) for seed, name in enumerate(("legal", "terse"))}
+
+
+def with_adapters(model: Any, adapters: dict[str, Path], adapter: Any = None, made: Any = None) -> list[Any]:
+    options = EngineOptions(kv_bytes=2**20) if made is None else None
+    given: dict[str, Any] = {"options": options, "plan": made, "adapters": adapters, "adapter": adapter}
+    return [answer.token_ids for answer in generate_batch(model, tiny_tokenizer(), PROMPTS, GREEDY, **given)]
+
+
+def pefts(adapters: dict[str, Path], names: list[str]) -> list[Any]:
+    """What peft's models generate."""
+    greedy = make_request([1], temperature=0.0, max_tokens=6).params
+    tokenizer = tiny_tokenizer()
+    models = {name: adapted(tiny_model(), adapters[name]) if name else tiny_model() for name in set(names)}
+    return [
+        tuple(generate_slowly(models[name], tokenizer, tokenizer.encode(prompt), greedy))
+        for prompt, name in zip(PROMPTS, names, strict=True)
+    ]
+
+
+@pytest.mark.slow
+def test_each_prompt_may_have_its_own_adapter(adapters: dict[str, Path]) -> None:
+    model = tiny_model()
+    names = ["legal", "", "terse", "legal"]
+    assert with_adapters(model, adapters, names) == pefts(adapters, names)
+    assert not any(module._forward_hooks for module in model.modules())
+    assert with_adapters(model, adapters, "terse") == pefts(adapters, ["terse"] * 4)
+    assert with_adapters(model, {"legal": adapters["legal"]}) == pefts(adapters, ["legal"] * 4)
+
+
+def test_a_run_that_is_left_early_leaves_the_model_as_it_was(adapters: dict[str, Path]) -> None:
+    model = tiny_model()
+    read = [read_adapter("legal", adapters["legal"])]
+    options = EngineOptions(kv_bytes=2**20)
+    each = generate_each(model, tiny_tokenizer(), [("one", GREEDY, "legal")] * 3, options=options, adapters=read)
+    next(each)
+    assert any(module._forward_hooks for module in model.modules())
+    each.close()  # type: ignore[attr-defined]  # a generator
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("adapter", "says"),
+    [
+        (None, "say which adapter computes the prompts: legal, terse"),
+        ("x", "there is no adapter 'x'; there are legal, terse"),
+        (["legal"], "4 prompts but 1 adapters"),
+    ],
+)
+def test_prompts_without_their_adapter_are_refused(adapters: dict[str, Path], adapter: Any, says: str) -> None:
+    with pytest.raises(ServeError, match=says):
+        with_adapters(tiny_model(), adapters, adapter)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("accelerators")
+def test_adapters_have_their_part_of_the_budget_or_are_refused(adapters: dict[str, Path]) -> None:
+    read = [read_adapter(name, folder) for name, folder in adapters.items()]
+    taken = adapters_bytes(read)
+    whole = plan(tiny_model(), {0: "1GB", "cpu": "1GB"}, context_length=64, batch_size=4).devices[0].total
+    for room in (taken, taken - 1):
+        budget = whole + room
+        made = plan(tiny_model(), {0: budget, "cpu": "1GB"}, context_length=64, batch_size=4)
+        placed = dispatch_model(tiny_model(), made)
+        reset_peak_memory("virtual:0")
+        if room < taken:
+            with pytest.raises(ServeError, match=r"adapters take .* of device 0, and the model's plan leaves .*"):
+                with_adapters(placed, adapters, "legal", made)
+        else:
+            assert [entry.budget for entry in _leaving_room(made, read).devices.values()] == [
+                whole,
+                (made.devices["cpu"].budget or 0) - taken,
+            ]
+            names = ["legal", "", "terse", "legal"]
+            assert with_adapters(placed, adapters, names, made) == pefts(adapters, names)
+            assert max_memory_allocated("virtual:0") <= budget

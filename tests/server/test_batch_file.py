@@ -11,7 +11,7 @@ import pytest
 
 from bigmodel.errors import ServeError
 from bigmodel.server import Generation
-from bigmodel.server.batch_file import MOST_BYTES, PromptFile, answers_in
+from bigmodel.server.batch_file import MOST_BYTES, PromptFile, PromptLine, answers_in
 from bigmodel.server.engine import SamplingParams
 from bigmodel.server.text.codec import TextCodec
 
@@ -117,6 +117,32 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, c
     with pytest.raises(ServeError, match=why), answers_in(path, prompts(tmp_path, {"prompt": "x"})):
         pass
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("line", "known", "name"),
+    [
+        ({}, [], ""),
+        ({}, ["legal"], "legal"),
+        ({"adapter": ""}, ["legal"], ""),
+        ({"adapter": "terse"}, ["legal", "terse"], "terse"),
+    ],
+)
+def test_a_line_names_its_adapter_or_has_the_only_one(line: dict[str, str], known: list[str], name: str) -> None:
+    assert PromptLine(prompt="x", **line).adapter_of(known) == name
+
+
+@pytest.mark.parametrize(
+    ("line", "known", "why"),
+    [
+        ({}, ["legal", "terse"], "it names no adapter; there are legal, terse"),
+        ({"adapter": "x"}, ["legal", "terse"], "there is no adapter 'x'; there are legal, terse"),
+        ({"adapter": "x"}, [], "there is no adapter 'x'; there are none"),
+    ],
+)
+def test_a_line_without_a_known_adapter_is_refused(line: dict[str, str], known: list[str], why: str) -> None:
+    with pytest.raises(ServeError, match=why):
+        PromptLine(prompt="x", **line).adapter_of(known)
 
 
 def test_a_file_that_another_process_writes_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -48,6 +49,8 @@ class PrefixCache:
     block of each prompt, and of blocks where prompts part. At most ``states`` blocks have them, the least recently used
     lose them; None: the model has no such states.
 
+    ``adapters`` are digests of what adapters hold, by name, for files: another one may have the name later.
+
     ``hits`` and ``lookups`` count prompt tokens served from the cache, files included, and looked up in it.
     """
 
@@ -55,6 +58,7 @@ class PrefixCache:
     enabled: bool = True
     files: PrefixFiles | None = None
     states: int | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
     hits: int = 0
     lookups: int = 0
     _blocks: OrderedDict[Key, PrefixBlock] = field(default_factory=OrderedDict)
@@ -129,7 +133,7 @@ class PrefixCache:
     def insert(self, kv: SequenceKV, prompt: list[int], adapter: str = "") -> None:
         """Cache the whole blocks of a computed ``prompt``, as far as the pool has free positions.
 
-        Blocks beyond them go to the files, as far as these accept them now; those of adapters do not.
+        Blocks beyond them go to the files, as far as these accept them now.
         """
         if not self.enabled:
             return
@@ -140,8 +144,7 @@ class PrefixCache:
         """Cache blocks; return those of the prompt that are cached now."""
         blocks = len(prompt) // PROMPT_BLOCK
         path = self._walk(prompt, blocks, adapter)
-        to_files = self.files is not None and not adapter
-        files = self.files.of(prompt, blocks) if self.files is not None and to_files and len(path) < blocks else []
+        files = self._files_of(prompt, blocks, adapter) if len(path) < blocks else []
         for index in range(len(path), blocks):
             if not self.pool.take(PROMPT_BLOCK):
                 self._write_from(kv, files, index)
@@ -152,7 +155,7 @@ class PrefixCache:
                 self.pool.give_back(PROMPT_BLOCK)
                 raise
             self._keep(path, prompt, block, adapter)
-            if self.files is not None and to_files and not self.files.has(files[index]):
+            if self.files is not None and not self.files.has(files[index]):
                 path[-1].unwritten = files[index]
                 self._unwritten.append(path[-1])
         return path
@@ -165,13 +168,17 @@ class PrefixCache:
                 self.files.write(file, HostBlock.copy_of(_layers(_cut(kv, index))))
 
     def files_after(self, prompt: list[int], tokens: int, adapter: str = "") -> list[BlockFile]:
-        """Files of ``prompt`` after its first ``tokens``, whether they exist or not; none where an adapter computes."""
-        if not self.enabled or self.files is None or adapter:
-            return []
+        """Files of ``prompt`` after its first ``tokens``, whether they exist or not."""
         last = (len(prompt) - 1) // PROMPT_BLOCK  # fewer than all, so that the last token gives logits
-        return self.files.of(prompt, last)[tokens // PROMPT_BLOCK :]
+        return self._files_of(prompt, last, adapter)[tokens // PROMPT_BLOCK :]
 
-    def restore(self, kv: SequenceKV, prompt: list[int], start: int, files: list[BlockFile]) -> int:
+    def _files_of(self, prompt: list[int], blocks: int, adapter: str) -> list[BlockFile]:
+        """Files of the first ``blocks`` of ``prompt`` as an adapter computes it; none without files."""
+        if not self.enabled or self.files is None:
+            return []
+        return self.files.of(prompt, blocks, self.adapters[adapter] if adapter else "")
+
+    def restore(self, kv: SequenceKV, prompt: list[int], start: int, files: list[BlockFile], adapter: str = "") -> int:
         """Give ``kv`` the prompt blocks from ``start`` on out of ``files``, and keep them; return how many there were.
 
         Those that follow one that is missing or wrong are not read.
@@ -184,13 +191,13 @@ class PrefixCache:
             block.put_into(kv, index)
             found.append(block)
         self.hits += PROMPT_BLOCK * len(found)
-        path = self._walk(prompt, start + len(found))
+        path = self._walk(prompt, start + len(found), adapter)
         for index in range(len(path), start + len(found)):
             if len(path) < start or not self.pool.take(PROMPT_BLOCK):
                 break
             # What was read is kept as it is: a copy of the sequence's would be a second one.
             content = kv.cut(index) if isinstance(kv, PagedKV) else found[index - start].layers
-            self._keep(path, prompt, PrefixBlock(content, path[-1] if path else None))
+            self._keep(path, prompt, PrefixBlock(content, path[-1] if path else None), adapter)
         return len(found)
 
     def _keep(self, path: list[PrefixBlock], prompt: list[int], block: PrefixBlock, adapter: str = "") -> None:
@@ -200,10 +207,10 @@ class PrefixCache:
         if block.parent is not None:
             block.parent.children += 1
 
-    def read_ahead(self, prompt: list[int]) -> None:
+    def read_ahead(self, prompt: list[int], adapter: str = "") -> None:
         """Have the files of ``prompt`` read into memory, which will be wanted soon."""
         if self.files is not None:
-            self.files.read_ahead(self.files_after(prompt, self.match(prompt)))
+            self.files.read_ahead(self.files_after(prompt, self.match(prompt, adapter), adapter))
 
     @property
     def unwritten(self) -> bool:

@@ -1,9 +1,10 @@
 """Files of the prefix cache: keys and values of prompt blocks that outlive their memory, and the process.
 
 Each block is a safetensors file of its own. Its name is a SHA-256 of everything before and in the block: what the keys
-and values depend on (`prefix_identity`), and the tokens from the prompt's start. A file is renamed into place when it
-is complete and on disk, so a process that is killed loses at most the blocks that are being written. A file with
-another name inside, another layout, or a checksum that does not fit is deleted, and its block computed.
+and values depend on (`prefix_identity`, and what an adapter holds), and the tokens from the prompt's start. A file is
+renamed into place when it is complete and on disk, so a process that is killed loses at most the blocks that are being
+written. A file with another name inside, another layout, or a checksum that does not fit is deleted, and its block
+computed.
 
 Blocks are written by a thread. They are read by the caller, through the mapped file.
 """
@@ -133,10 +134,16 @@ class PrefixFiles:
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
 
-    def of(self, prompt: list[int], blocks: int) -> list[BlockFile]:
-        """Files of the first ``blocks`` blocks of ``prompt``, used now, whether they exist or not."""
+    def of(self, prompt: list[int], blocks: int, adapter: str = "") -> list[BlockFile]:
+        """Files of the first ``blocks`` blocks of ``prompt``, used now, whether they exist or not.
+
+        Args:
+            prompt: The tokens.
+            blocks: How many blocks.
+            adapter: Digest of the adapter that computes them; "": none.
+        """
         now = time.time_ns()
-        found, state = [], hashlib.sha256(self._folder.name.encode())
+        found, state = [], hashlib.sha256(f"{self._folder.name}{adapter}".encode())
         for index in range(blocks):
             state.update(array("q", prompt[index * PROMPT_BLOCK : (index + 1) * PROMPT_BLOCK]).tobytes())
             found.append(BlockFile(state.hexdigest(), now - index))

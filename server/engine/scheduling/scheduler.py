@@ -96,8 +96,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        if sequence.index == 0 and sequence.request.media is None and not sequence.request.adapter:
-            self.prefix.read_ahead(sequence.request.prompt)
+        if sequence.index == 0 and sequence.request.media is None:
+            self.prefix.read_ahead(sequence.request.prompt, sequence.request.adapter)
         self.waiting.append(sequence)
 
     def schedule(self) -> list[ScheduledTokens]:
@@ -241,7 +241,7 @@ class Scheduler:
         if not files:
             return
         begin = sequence.computed // PROMPT_BLOCK
-        found = self.prefix.restore(sequence.kv, sequence.request.prompt, begin, files)
+        found = self.prefix.restore(sequence.kv, sequence.request.prompt, begin, files, sequence.request.adapter)
         self._readable -= len(files)
         sequence.on_file = sequence.on_file[len(files) :] if found == len(files) else []
         sequence.computed += found * PROMPT_BLOCK

@@ -16,6 +16,8 @@ from bigmodel.server.adapters.files import read_adapter
 from tests.server.adapters.trained import TARGETS, write_adapter
 from tests.server.tiny import tiny_model
 
+KEY = "base_model.model.model.layers.0.mlp.down_proj.lora_{}.weight"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -34,6 +36,26 @@ def test_parts_are_named_as_the_models_modules(folder: Path) -> None:
     assert part.down.shape == (4, 128)
     assert part.up.shape == (64, 4)
     assert adapter.nbytes == sum(tensor.nbytes for tensor in load_file(folder / "adapter_model.safetensors").values())
+
+
+def test_the_digest_is_that_of_what_is_computed(folder: Path, tmp_path: Path) -> None:
+    first = read_adapter("legal", folder).digest
+    change(folder, inference_mode=False, base_model_name_or_path="org/moved")
+    assert read_adapter("terse", folder).digest == first
+    others = {read_adapter("legal", write_adapter(tiny_model(), tmp_path / "other", seed=5)).digest}
+    change(folder, lora_alpha=17)
+    others.add(read_adapter("legal", folder).digest)
+    change(folder, lora_alpha=16)
+    assert read_adapter("legal", folder).digest == first
+    weights = folder / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    tensors[KEY.format("A")][0, 0] += 1
+    save_file(tensors, weights)
+    others.add(read_adapter("legal", folder).digest)
+    moved = {key.replace("layers.0.mlp", "layers.7.mlp"): tensor for key, tensor in tensors.items()}
+    save_file(moved, weights)
+    others.add(read_adapter("legal", folder).digest)
+    assert len(others | {first}) == 5
 
 
 @pytest.mark.parametrize(
@@ -96,9 +118,6 @@ def rewritten(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[
         save_file(tensors, folder / "adapter_model.safetensors")
 
     return rewrite
-
-
-KEY = "base_model.model.model.layers.0.mlp.down_proj.lora_{}.weight"
 
 
 @pytest.mark.parametrize(

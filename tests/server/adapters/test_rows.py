@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model
 from bigmodel.errors import ServeError
 from bigmodel.plan import plan
 from bigmodel.server.adapters.files import Adapter, LowRank, adapters_bytes, read_adapter
-from bigmodel.server.adapters.rows import Adapters
+from bigmodel.server.adapters.rows import Adapters, Rows
 from bigmodel.server.engine import Engine, EngineOptions, build_engine
 from bigmodel.server.engine.compute.plain import PlainRunner
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
@@ -190,6 +191,34 @@ def test_an_adapter_of_another_model_is_refused(module: str, low_rank: LowRank, 
         Adapters(model, [Adapter("legal", {module: low_rank})])
     assert "\n" not in str(caught.value)
     assert not any(each._forward_hooks for each in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_logits_are_bitwise_those_of_pefts_model(dtype: torch.dtype, stored: torch.dtype, tmp_path: Path) -> None:
+    model = tiny_model(dtype=dtype)
+    folder = write_adapter(model, tmp_path / "adapter", seed=1)
+    weights = folder / "adapter_model.safetensors"
+    save_file({key: tensor.to(stored) for key, tensor in load_file(weights).items()}, weights)
+    peft = adapted(model, folder)
+    adapters = Adapters(model, [read_adapter("legal", folder)])
+    for length in (1, 20, 70):
+        tokens = torch.arange(length)[None]
+        with torch.no_grad(), adapters.step([Rows("legal", 0, length)]):
+            assert torch.equal(model(tokens).logits, peft(tokens).logits)
+
+
+def test_two_sets_of_adapters_of_one_model_do_not_mix(folders: dict[str, Path]) -> None:
+    model = tiny_model()
+    read = [read_adapter("legal", folders["legal"])]
+    tokens, rows = torch.arange(8)[None], [Rows("legal", 0, 8)]
+    with torch.no_grad():
+        first = Adapters(model, read)
+        with first.step(rows):
+            wanted = model(tokens).logits
+        second = Adapters(model, read)
+        with second.step(rows):
+            assert torch.equal(model(tokens).logits, wanted)
 
 
 def test_a_model_without_its_adapters_is_as_before(folders: dict[str, Path]) -> None:

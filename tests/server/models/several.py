@@ -26,12 +26,17 @@ def save(folder: Path, seed: int, **changes: Any) -> str:
     return str(folder)
 
 
-def several_app(models: Mapping[str, str], budgets: Mapping[Any, int | str], **settings: Any) -> FastAPI:
-    """The application over models by name, which share `budgets`."""
+def several_app(
+    models: Mapping[str, str],
+    budgets: Mapping[Any, int | str],
+    adapters: Mapping[str, Mapping[str, str]] | None = None,
+    **settings: Any,
+) -> FastAPI:
+    """The application over models by name, which share `budgets`; `adapters` of each are folders by name."""
     options = LoadOptions(batch_size=SEQUENCES, context_length=CONTEXT)
     engine = EngineOptions(max_sequences=SEQUENCES, max_length=CONTEXT)
     return create_app(
-        models=planned_models(models, options),
+        models=planned_models(models, options, adapters),
         budgets=server_budgets(budgets),
         settings=Settings("", engine=engine, **settings),
     )

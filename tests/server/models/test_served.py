@@ -78,6 +78,15 @@ def test_it_is_loaded_as_planned_within_the_process_s_memory(left: Mapping[Key, 
     assert source.loaded.resident_limit == ALL["cpu"]
 
 
+def test_what_its_adapters_take_is_claimed_of_each_device() -> None:
+    source = Source(parts=6)
+    source.adapters_bytes = 7
+    model = ServedModel("a", source, start=lambda loaded, options: pytest.fail("nothing was loaded"))
+    with pytest.raises(RuntimeError, match="no further"):
+        model.load(ALL, ALL, lambda: True)
+    assert model.claimed == {0: 67, "cpu": 7}
+
+
 def test_the_latest_plans_are_kept_and_that_for_all_budgets() -> None:
     source = Source(parts=20)
     model = ServedModel("a", source)

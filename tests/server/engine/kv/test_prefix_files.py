@@ -71,6 +71,14 @@ def test_a_later_process_reads_the_bits_that_were_written(tmp_path: Path, dtype:
     assert (later.restored, later.refused) == (B, 0)
 
 
+def test_adapters_have_files_of_their_own(tmp_path: Path) -> None:
+    files = PrefixFiles(tmp_path, MANY, "a model")
+    prompt = list(range(2 * B))
+    each = [files.of(prompt, 2, adapter) for adapter in ("", "a" * 64, "b" * 64)]
+    assert len({file.name for own in each for file in own}) == 6
+    assert [file.name for file in files.of(prompt, 2)] == [file.name for file in each[0]]
+
+
 def test_a_block_is_written_where_it_belongs() -> None:
     kv = SequenceKV()
     kv.reserve(3 * B)
