@@ -119,6 +119,7 @@ class LoadOptions(TypedDict, total=False):
     batch_size: int
     context_length: int | None
     padded: bool
+    draft_tokens: int
     sample_inputs: Mapping[str, torch.Tensor]
 
 
@@ -215,6 +216,7 @@ class PlannedModel:
             objective=None if offload == "stream" else "latency",  # that depends on measured speeds
             offload=offload,
             per_pass=False,
+            draft_tokens=options.get("draft_tokens", 0),
         )
 
     def _profile(self, device_type: str) -> Profile:
@@ -321,16 +323,25 @@ def load_with_draft(
     adapters: Mapping[str, str] | None = None,
     **options: Unpack[LoadOptions],
 ) -> Loaded:
-    """As :func:`load`, with a draft model if given; that one is placed automatically, in its stored dtype."""
+    """As :func:`load`, with a draft model if given; that one is placed automatically, in its stored dtype.
+
+    Where the options have ``draft_tokens``, the plan knows the seconds in which the draft model proposes one.
+    """
     loaded = load(model, progress=progress, adapters=adapters, **options)
-    return loaded if draft_model is None else with_draft(loaded, load(draft_model, progress=progress))
+    if draft_model is None:
+        return loaded
+    proposed = options.get("draft_tokens", 0)
+    return with_draft(loaded, load(draft_model, progress=progress, draft_tokens=min(proposed, 1)))
 
 
 def with_draft(loaded: Loaded, draft: Loaded) -> Loaded:
     """``loaded`` with ``draft`` as its draft model. Raises ServeError unless their tokenizers are equal."""
     if loaded.tokenizer.get_vocab() != draft.tokenizer.get_vocab():
         raise ServeError("the draft model's tokenizer is not the model's: its tokens would mean another text")
-    return replace(loaded, draft_model=draft.model)
+    plan, passes = loaded.plan, getattr(draft.plan, "speculation", None)
+    if passes is not None and plan is not None and plan.speculation is not None:
+        plan = replace(plan, speculation=replace(plan.speculation, proposing=passes.pass_seconds(1)))
+    return replace(loaded, draft_model=draft.model, plan=plan)
 
 
 def display_name(model: str) -> str:

@@ -43,7 +43,9 @@ def generate(
     revision: shared.Revision = None,
     trust_remote_code: shared.RemoteCode = False,
     draft_model: shared.DraftModel = None,
+    draft_tokens: shared.DraftTokens = 4,
     prompt_lookup: shared.PromptLookup = 0,
+    force_speculation: shared.ForceSpeculation = False,
     quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
     batch_file: Annotated[
         Path | None,
@@ -80,6 +82,7 @@ def generate(
         host_kernels=host_kernels,
         offload_folder=offload_folder,
         padded=False,
+        draft_tokens=prompt_lookup or (draft_tokens if draft_model is not None else 0),
     )
     if batch_file is not None or output is not None or batch_size is not None:
         from .generate_file import generate_file
@@ -101,9 +104,19 @@ def generate(
         text = codec.render_chat([{"role": "user", "content": text}])
     ids = codec.encode(text, add_special_tokens=not chat)
     # With one stream, batch invariance needs no row padding.
-    limits = EngineOptions(1, max_queue=0, prefix_cache=False, row_multiple=1, prompt_lookup=prompt_lookup)
+    limits = EngineOptions(
+        1,
+        max_queue=0,
+        prefix_cache=False,
+        row_multiple=1,
+        draft_tokens=draft_tokens,
+        prompt_lookup=prompt_lookup,
+        force_speculation=force_speculation,
+    )
     engine = build_engine(loaded.model, codec, loaded.plan, limits, draft_model=loaded.draft_model)
     params = replace(params, max_tokens=_max_new_tokens(len(ids), max_tokens, engine))
+    if not quiet and loaded.plan is not None and loaded.plan.speculation is not None and not force_speculation:
+        typer.echo(loaded.plan.speculation.describe(), err=True)
     sink = _Events()
     summary = _run(engine, Request("cli", ids, params, sink), sink)
     if not quiet:

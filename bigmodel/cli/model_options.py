@@ -18,6 +18,10 @@ _OFFLOAD_FOLDER = typer.Option(
     help="Folder for weights on disk that the checkpoint lacks in the needed form, such as quantised ones."
 )
 _DRAFT = typer.Option(help="Draft model for speculative decoding; must share the tokenizer.")
+_DRAFT_TOKENS = typer.Option(
+    min=1, help="Tokens drafted per step, at most: fewer where the plan predicts that to be faster."
+)
+_FORCE = typer.Option("--force-speculation", help="Propose tokens even where the plan predicts that this is slower.")
 _PROMPT_LOOKUP = typer.Option(
     min=0, help="Tokens proposed per step by what followed the last ones earlier in the text, without a model; 0: none."
 )
@@ -33,6 +37,8 @@ OffloadDType: TypeAlias = Annotated[str | None, _OFFLOAD_DTYPE]
 HostKernels: TypeAlias = Annotated[str, _HOST_KERNELS]
 OffloadFolder: TypeAlias = Annotated[str | None, _OFFLOAD_FOLDER]
 DraftModel: TypeAlias = Annotated[str | None, _DRAFT]
+DraftTokens: TypeAlias = Annotated[int, _DRAFT_TOKENS]
+ForceSpeculation: TypeAlias = Annotated[bool, _FORCE]
 PromptLookup: TypeAlias = Annotated[int, _PROMPT_LOOKUP]
 BatchSize: TypeAlias = Annotated[int, typer.Option(min=1, help="Sequences per batch.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -61,6 +61,14 @@ def plan(
     explain: Annotated[bool, typer.Option(help="Also explain the plan in sentences.")] = False,
     offload_dtype: OffloadDType = None,
     host_kernels: HostKernels = "exact",
+    draft_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Tokens proposed for each sequence of a step, at most, as by a draft model: the plan says whether "
+            "that is faster. 0: none.",
+        ),
+    ] = 0,
     train: Annotated[
         str | None,
         typer.Option(
@@ -114,6 +122,7 @@ def plan(
         strict=strict,
         padded=padded,
         revision=revision,
+        draft_tokens=draft_tokens,
     )
     _show(found, as_json, explain, plot)
 

@@ -53,7 +53,6 @@ _NO_PREFIX = typer.Option("--no-prefix-cache", help="Compute shared prompt prefi
 NoPrefix: TypeAlias = Annotated[bool, _NO_PREFIX]
 _INVARIANT = typer.Option(help="Same tokens alone and in a batch; slows single streams slightly.")
 Invariant: TypeAlias = Annotated[bool, _INVARIANT]
-DraftTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens drafted per step.")]
 _TIMEOUT = typer.Option(min=0.001, help="Longest time of a request in seconds, queueing included.")
 RequestTimeout: TypeAlias = Annotated[float | None, _TIMEOUT]
 _DRAIN = typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
@@ -134,7 +133,8 @@ def serve(
     no_prefix_cache: NoPrefix = False,
     batch_invariant: Invariant = True,
     draft_model: shared.DraftModel = None,
-    draft_tokens: DraftTokens = 4,
+    draft_tokens: shared.DraftTokens = 4,
+    force_speculation: shared.ForceSpeculation = False,
     lora: Adapters = None,
     prompt_lookup: shared.PromptLookup = 0,
     request_timeout: RequestTimeout = None,
@@ -178,6 +178,7 @@ def serve(
             prompt_lookup=prompt_lookup,
             prefix_folder=prefix_cache,
             prefix_folder_bytes=parse_size(prefix_cache_size),
+            force_speculation=force_speculation,
         )
         served = named_models(models)
         first = next(iter(served))
@@ -218,6 +219,7 @@ def serve(
             offload_folder=offload_folder,
             batch_size=max_sequences or DEFAULT_SEQUENCES,
             context_length=max_model_len,
+            draft_tokens=prompt_lookup or (draft_tokens if draft_model is not None else 0),
         )
         if several:
             raise typer.Exit(_serve(_several(served, options, budgets), settings, host, port, log_level.value))

@@ -103,6 +103,7 @@ def plan(
     strict: bool = False,
     padded: bool = True,
     revision: str | None = None,
+    draft_tokens: int = 0,
 ) -> Plan:
     """Return a plan under which no device passes its budget. `bigmodel.make_plan` is this function.
 
@@ -161,6 +162,9 @@ def plan(
         padded: budgets hold for padded sequences, too, also for a single one: a mask that leaves tokens out takes up to
             a few times the square of the context in bytes. False: no sequence is ever padded, which saves that.
         revision: branch, tag or commit of a Hub id.
+        draft_tokens: tokens that something else proposes for each sequence of a step, at most, such as a draft model.
+            `Plan.speculation` then has the predicted seconds of passes that verify them, of this machine if `bigmodel
+            probe` has measured it, and of a nominal one otherwise; a note says whether proposals pay. 0: none.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
@@ -195,6 +199,7 @@ def plan(
         per_pass=per_pass,
         strict=strict,
         notes=lowered,
+        draft_tokens=whole_number("draft_tokens", draft_tokens, least=0),
     )
 
     def plan_at(batch_size: int) -> Plan:
@@ -230,6 +235,7 @@ class _Request:
         caching: devices whose allocators cache.
         resident_limit: as `Plan.resident_limit`.
         notes: notes for every plan.
+        draft_tokens: most tokens proposed for each sequence of a step.
     """
 
     budgets: Mapping[Key, int]
@@ -248,6 +254,7 @@ class _Request:
     per_pass: bool
     strict: bool
     notes: tuple[str, ...]
+    draft_tokens: int = 0
 
     def plan(self, profile: Profile) -> Plan:
         """Return the plan of a profile; it says if it leaves all accelerators idle."""
@@ -310,7 +317,7 @@ class _Request:
     def _of_profile(self, profile: Profile) -> Plan:
         minimised = self.objective or "latency"
         assembled = partial(
-            assemble,
+            self._assembled,
             profile,
             budgets=self.budgets,
             strategy=minimised if self.is_predicted and self.strategy == "auto" else self.strategy,
@@ -352,6 +359,17 @@ class _Request:
             made = assembled(assignment)
             return replace(made, notes=(*made.notes, ANOTHER_MACHINE))
         return assembled(assignment, prediction=searcher.predict(capacity, assignment))
+
+    def _assembled(self, profile: Profile, assignment: Assignment, **known: Any) -> Plan:
+        """Return the plan of an assignment, with the seconds of passes that verify proposed tokens if any are."""
+        made = assemble(profile, assignment, **known)
+        if not self.draft_tokens:
+            return made
+        from .time.speculation import predict_speculation
+
+        machine = self.machine or (_this_machine(self.budgets) if self.is_predicted else known_machine())
+        cost = CostModel(profile, machine or nominal_machine())
+        return replace(made, speculation=predict_speculation(cost, assignment, self.draft_tokens))
 
     def _greedy(self, profile: Profile, capacity: Capacity) -> tuple[Capacity, Assignment]:
         """Return the greedy assignment, and the capacity that it keeps to: that given, but for a cache of experts of no

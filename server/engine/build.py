@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,7 @@ from bigmodel.server.engine.compute.choose_runner import RunnerChoice, choose_ru
 from bigmodel.server.engine.compute.draft import Drafter, ModelDrafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner, generates
 from bigmodel.server.engine.compute.media import MediaRunner, takes_images
+from bigmodel.server.engine.compute.planned_draft import PlannedDrafter
 from bigmodel.server.engine.compute.prompt_lookup import PromptLookup
 from bigmodel.server.engine.compute.runner import PackedRunner, Runner
 from bigmodel.server.engine.core import EngineCore
@@ -38,6 +40,8 @@ from bigmodel.server.engine.prefix_identity import prefix_identity
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.engine.scheduling.scheduler import Scheduler
 from bigmodel.server.text.codec import TextCodec
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -69,9 +73,9 @@ def build_engine(
     )
     if adapters:
         runner.adapters = make_adapters(model, adapters, runner)
-    drafter = make_drafter(model, draft_model, options, runner)
-    gathered = runner.gathered_per_token() if isinstance(runner, PackedRunner) else {}
     sequences = sequences_at_once(plan, options)
+    drafter = as_planned(make_drafter(model, draft_model, options, runner), plan, options, sequences)
+    gathered = runner.gathered_per_token() if isinstance(runner, PackedRunner) else {}
     keeps_prefixes = options.prefix_cache and isinstance(runner, PackedRunner)
     room = state_room(runner, sequences, keeps_prefixes)
     unplanned = None if room is None else room.unplanned
@@ -205,6 +209,21 @@ def make_drafter(
         max_length=context_length(draft_model),
         host_linear=options.host_linear,
     )
+
+
+def as_planned(drafter: Drafter | None, plan: Any, options: EngineOptions, sequences: int) -> Drafter | None:
+    """Return a drafter that proposes where the plan predicts a gain; None where it never does for up to so many
+    sequences.
+
+    Without a plan that says so, or where options force it, it proposes in each step.
+    """
+    speculation = getattr(plan, "speculation", None)
+    if drafter is None or speculation is None or options.force_speculation:
+        return drafter
+    if speculation.pays(sequences):
+        return PlannedDrafter(drafter, speculation)
+    logger.warning("%s; --force-speculation turns it on", speculation.describe())
+    return None
 
 
 def end_tokens(model: torch.nn.Module, tokenizer: Any) -> frozenset[int]:

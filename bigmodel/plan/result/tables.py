@@ -21,7 +21,7 @@ def table(plan: Plan) -> RenderableType:
     blocks: list[RenderableType] = [_heading(plan), _parts(plan), _devices(plan)]
     if plan.prediction is not None:
         blocks.append(_time(plan))
-    blocks += [Text(f"note: {note}") for note in plan.notes]
+    blocks += [Text(f"note: {note}") for note in (*_speculation(plan), *plan.notes)]
     return Group(*blocks)
 
 
@@ -34,7 +34,9 @@ def plain_text(plan: Plan) -> str:
 
 def explain(plan: Plan) -> str:
     """Return sentences: the reason for each part's place, the memory of each device, the time that more would save."""
-    return "\n".join([*_part_sentences(plan), *_device_sentences(plan), *_time_sentences(plan), *plan.notes])
+    return "\n".join(
+        [*_part_sentences(plan), *_device_sentences(plan), *_time_sentences(plan), *_speculation(plan), *plan.notes]
+    )
 
 
 def _heading(plan: Plan) -> Text:
@@ -142,6 +144,11 @@ def _time_sentences(plan: Plan) -> Iterator[str]:
     yield f"A step takes {plan.prediction.token:.3g} s, bound by {plan.prediction.binds}."
     for device, seconds in plan.prediction.seconds_saved_per_gib.items():
         yield f"One more GiB on device {device} would take {seconds:.3g} s off a step."
+
+
+def _speculation(plan: Plan) -> Iterator[str]:
+    if plan.speculation is not None:
+        yield plan.speculation.describe(plan.batch_size)
 
 
 def runs_of(parts: Sequence[Part]) -> Iterator[list[Part]]:
