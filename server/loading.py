@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from bigmodel.plan import Plan
     from bigmodel.profile import Profile
+    from bigmodel.sources.mtp import MtpSource
     from bigmodel.server.engine.compute.choose_runner import RunnerChoice
 
 logger = logging.getLogger(__name__)
@@ -120,6 +121,7 @@ class LoadOptions(TypedDict, total=False):
     context_length: int | None
     padded: bool
     draft_tokens: int
+    draft: Plan | None
     sample_inputs: Mapping[str, torch.Tensor]
 
 
@@ -332,6 +334,46 @@ def load_with_draft(
         return loaded
     proposed = options.get("draft_tokens", 0)
     return with_draft(loaded, load(draft_model, progress=progress, draft_tokens=min(proposed, 1)))
+
+
+def load_with_head(
+    model: str,
+    *,
+    progress: Loading | None = None,
+    adapters: Mapping[str, str] | None = None,
+    **options: Unpack[LoadOptions],
+) -> Loaded:
+    """As :func:`load`, with the checkpoint's MTP head in the place of a draft model, planned within the same budgets.
+
+    Raises CheckpointMismatchError if the checkpoint has none.
+    """
+    from bigmodel.dispatch.mtp import load_head
+
+    source, options["draft"] = plan_with_head(model, options)
+    loaded = load(model, progress=progress, adapters=adapters, **options)
+    return replace(loaded, draft_model=load_head(source, options["draft"], options.get("dtype", "auto")))
+
+
+def plan_with_head(model: str, options: LoadOptions) -> tuple[MtpSource, Plan]:
+    """A checkpoint's MTP head, and its plan within the budgets of ``options``.
+
+    Raises CheckpointMismatchError if the checkpoint has none, and BudgetError if it does not fit.
+    """
+    from bigmodel.dispatch.mtp import plan_head
+    from bigmodel.plan.result.budgets import read_budgets, with_headroom
+    from bigmodel.sources.mtp import MtpSource
+    from bigmodel.sources.resolve import open_source
+
+    source = MtpSource(open_source(model, options.get("revision")))
+    given = options.get("max_memory")
+    budgets = read_budgets(given)
+    return source, plan_head(
+        source,
+        with_headroom(budgets) if given is None else budgets,
+        options.get("dtype", "auto"),
+        batch_size=options.get("batch_size", 1),
+        context_length=options.get("context_length"),
+    )
 
 
 def with_draft(loaded: Loaded, draft: Loaded) -> Loaded:

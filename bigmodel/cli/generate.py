@@ -43,7 +43,8 @@ def generate(
     revision: shared.Revision = None,
     trust_remote_code: shared.RemoteCode = False,
     draft_model: shared.DraftModel = None,
-    draft_tokens: shared.DraftTokens = 4,
+    draft_tokens: shared.DraftTokens = None,
+    speculate: shared.Speculate = None,
     prompt_lookup: shared.PromptLookup = 0,
     force_speculation: shared.ForceSpeculation = False,
     quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
@@ -67,10 +68,11 @@ def generate(
     """
     from bigmodel.server.engine import EngineOptions, Request, SamplingParams, build_engine
     from bigmodel.server.engine.kv.buffers import GROWTH
-    from bigmodel.server.loading import LoadOptions, load_with_draft, parse_max_memory
+    from bigmodel.server.loading import LoadOptions, load_with_draft, load_with_head, parse_max_memory
     from bigmodel.server.text.codec import TextCodec
 
     params = SamplingParams(max_tokens, temperature, top_p, top_k, seed=seed, stop=tuple(stop or ()))
+    drafted = shared.tokens_drafted(draft_tokens, draft_model, speculate)
     options = LoadOptions(
         device_map=device_map,
         max_memory=parse_max_memory(max_memory),
@@ -82,15 +84,17 @@ def generate(
         host_kernels=host_kernels,
         offload_folder=offload_folder,
         padded=False,
-        draft_tokens=prompt_lookup or (draft_tokens if draft_model is not None else 0),
+        draft_tokens=prompt_lookup or drafted,
     )
     if batch_file is not None or output is not None or batch_size is not None:
         from .generate_file import generate_file
 
         if batch_file is None or output is None:
             raise typer.BadParameter("--batch-file, --output and --batch-size go together: give the files of both")
-        if prompt is not None or chat or draft_model is not None:
-            raise typer.BadParameter("PROMPT, --chat and --draft-model do not apply to --batch-file; remove them")
+        if prompt is not None or chat or draft_model is not None or speculate is not None:
+            raise typer.BadParameter(
+                "PROMPT, --chat, --draft-model and --speculate do not apply to --batch-file; remove them"
+            )
         generate_file(model, batch_file, output, params, options, batch_size, context, quiet)
         return
     if prompt is None:
@@ -98,7 +102,7 @@ def generate(
     text = _text(prompt)
     # Keys and values grow by so many tokens.
     options["context_length"] = None if context is None else -(-context // GROWTH) * GROWTH
-    loaded = load_with_draft(model, draft_model, **options)
+    loaded = load_with_draft(model, draft_model, **options) if speculate is None else load_with_head(model, **options)
     codec = TextCodec(loaded.tokenizer)
     if chat:
         text = codec.render_chat([{"role": "user", "content": text}])
@@ -109,7 +113,7 @@ def generate(
         max_queue=0,
         prefix_cache=False,
         row_multiple=1,
-        draft_tokens=draft_tokens,
+        draft_tokens=drafted or 1,
         prompt_lookup=prompt_lookup,
         force_speculation=force_speculation,
     )

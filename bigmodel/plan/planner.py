@@ -45,6 +45,7 @@ from .result.budgets import (
     within_devices,
     without_accelerators,
 )
+from .result.draft import with_draft, without_draft
 from .result.plan import Plan
 from .search.batch import best_batch
 from .search.filling import greedy_assignment, least_resident
@@ -104,6 +105,7 @@ def plan(
     padded: bool = True,
     revision: str | None = None,
     draft_tokens: int = 0,
+    draft: Plan | None = None,
 ) -> Plan:
     """Return a plan under which no device passes its budget. `bigmodel.make_plan` is this function.
 
@@ -165,6 +167,8 @@ def plan(
         draft_tokens: tokens that something else proposes for each sequence of a step, at most, such as a draft model.
             `Plan.speculation` then has the predicted seconds of passes that verify them, of this machine if `bigmodel
             probe` has measured it, and of a nominal one otherwise; a note says whether proposals pay. 0: none.
+        draft: plan of what proposes them within the same budgets, such as an MTP head's: what it takes is kept free,
+            and counted as `DevicePlan.draft` and in the KV cache; its passes are those of a proposal.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
@@ -182,8 +186,10 @@ def plan(
     budgets, lowered = within_devices(budgets, caching)
     if max_memory is None:
         budgets = with_headroom(budgets)
+    limit = None if max_memory is None else budgets.get(HOST)
+    left = budgets if draft is None else without_draft(budgets, draft)
     request = _Request(
-        budgets,
+        left,
         caching,
         strategy,
         objective,
@@ -194,7 +200,7 @@ def plan(
         checked_main(main_device, budgets),
         None if expert_cache is None else parse_size(expert_cache),
         None if pinned_memory is None else parse_size(pinned_memory),
-        resident_limit=None if max_memory is None else budgets.get(HOST),
+        resident_limit=limit,
         machine=machine,
         per_pass=per_pass,
         strict=strict,
@@ -216,7 +222,8 @@ def plan(
             padded=padded,
             revision=revision,
         )
-        return request.plan(profile)
+        made = request.plan(profile)
+        return made if draft is None else with_draft(made, draft)
 
     if batch_size is None and objective == "throughput" and sample_inputs is None and not isinstance(model, Profile):
         return best_batch(plan_at)

@@ -13,6 +13,7 @@ import torch
 
 from bigmodel.devices import format_size
 from bigmodel.errors import ServeError
+from bigmodel.profile.model.mtp import borrow, is_head
 from bigmodel.server.adapters.files import Adapter
 from bigmodel.server.adapters.rows import Adapters
 from bigmodel.server.engine.budget import (
@@ -27,6 +28,7 @@ from bigmodel.server.engine.compute.choose_runner import RunnerChoice, choose_ru
 from bigmodel.server.engine.compute.draft import Drafter, ModelDrafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner, generates
 from bigmodel.server.engine.compute.media import MediaRunner, takes_images
+from bigmodel.server.engine.compute.mtp import MtpDrafter
 from bigmodel.server.engine.compute.planned_draft import PlannedDrafter
 from bigmodel.server.engine.compute.prompt_lookup import PromptLookup
 from bigmodel.server.engine.compute.runner import PackedRunner, Runner
@@ -182,7 +184,7 @@ def make_adapters(model: torch.nn.Module, adapters: Seq[Adapter], runner: Runner
 def make_drafter(
     model: torch.nn.Module, draft_model: torch.nn.Module | None, options: EngineOptions, runner: Runner
 ) -> Drafter | None:
-    """Return the drafter of ``draft_model``, or that of prompt lookup; None without either.
+    """Return the drafter of ``draft_model``, which may be the model's MTP head, or that of prompt lookup; None without.
 
     Raises ServeError for a draft model that cannot be used, and for both.
     """
@@ -198,6 +200,9 @@ def make_drafter(
         raise ServeError("proposed tokens that are wrong cannot be taken out of this model's recurrent states")
     if draft_model is None:
         return PromptLookup(options.prompt_lookup)
+    if is_head(draft_model):
+        borrow(draft_model, model)
+        return MtpDrafter(model, draft_model.eval(), options.draft_tokens, host_linear=options.host_linear)
     if vocabulary_size(draft_model) != vocabulary_size(model):
         raise ServeError(
             f"the draft model has {vocabulary_size(draft_model)} tokens, the model {vocabulary_size(model)}; "

@@ -40,6 +40,7 @@ class DevicePlan:
         workspace: workspace of kernels at that peak, and of libraries.
         slots: memory in which streamed units take turns; on the host, pages of units on disk that it computes with.
         training: gradients and optimizer state.
+        draft: peak of the part that proposes tokens, such as an MTP head, beside its keys and values.
         unused: bytes that its allocator reserves beyond all these, as CUDA's does: ends of segments, and gaps between
             tensors.
         context: bytes beside the total that no tensor gets: of the driver. Budgets do not cover them.
@@ -58,6 +59,7 @@ class DevicePlan:
     workspace: int = 0
     slots: int = 0
     training: int = 0
+    draft: int = 0
     unused: int = 0
     context: int = 0
     limited: bool = False
@@ -66,7 +68,7 @@ class DevicePlan:
     def allocated(self) -> int:
         """Predicted peak of tensors, each rounded as its allocator rounds it."""
         working = self.kv_cache + self.activations + self.workspace
-        return self.weights + self.buffers + working + self.slots + self.training
+        return self.weights + self.buffers + working + self.slots + self.training + self.draft
 
     @property
     def total(self) -> int:

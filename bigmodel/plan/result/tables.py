@@ -73,7 +73,7 @@ def _devices(plan: Plan) -> Table:
     drawn = Table()
     drawn.add_column("device")
     purposes = ["weights", "buffers", "kv_cache", "activations", "slots", "total"]
-    for name, before in (("workspace", -2), ("training", -1), ("unused", -1)):
+    for name, before in (("workspace", -2), ("training", -1), ("draft", -1), ("unused", -1)):
         if any(getattr(device, name) for device in plan.devices.values()):
             purposes.insert(before, name)
     for name in [*purposes, "budget", "free"]:
@@ -110,6 +110,7 @@ def _device_sentences(plan: Plan) -> Iterator[str]:
             "workspace of kernels": device.workspace,
             f"{_slots_on(plan, device.device)} slots for streamed parts": device.slots,
             "gradients and optimizer state": device.training,
+            "for the part that proposes tokens": device.draft,
             "that the allocator reserves beyond tensors": device.unused,
         }
         used = ", ".join(f"{format_size(nbytes)} {name}" for name, nbytes in purposes.items() if nbytes)

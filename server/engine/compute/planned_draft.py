@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from typing import Any
 
 from bigmodel.server.engine.compute.draft import Drafter
 from bigmodel.server.engine.scheduling.request import Sequence
+from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 
 
 class PlannedDrafter:
@@ -35,6 +37,10 @@ class PlannedDrafter:
         if sequences not in self._counts:
             self._counts[sequences] = self.speculation.count(sequences)
         return self._counts[sequences]
+
+    def watching(self, batch: Seq[ScheduledTokens]) -> AbstractContextManager[None]:
+        """See :meth:`Drafter.watching`."""
+        return self.drafter.watching(batch)
 
     def propose(self, sequences: Seq[Sequence]) -> None:
         """See :meth:`Drafter.propose`."""
