@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from bigmodel.plan import Plan
     from bigmodel.profile import Profile
-    from bigmodel.sources.mtp import MtpSource
     from bigmodel.server.engine.compute.choose_runner import RunnerChoice
+    from bigmodel.sources.mtp import MtpSource
 
 logger = logging.getLogger(__name__)
 
@@ -349,9 +349,10 @@ def load_with_head(
     """
     from bigmodel.dispatch.mtp import load_head
 
-    source, options["draft"] = plan_with_head(model, options)
+    source, head = plan_with_head(model, options)
+    options["draft"] = head
     loaded = load(model, progress=progress, adapters=adapters, **options)
-    return replace(loaded, draft_model=load_head(source, options["draft"], options.get("dtype", "auto")))
+    return replace(loaded, draft_model=load_head(source, head, options.get("dtype", "auto")))
 
 
 def plan_with_head(model: str, options: LoadOptions) -> tuple[MtpSource, Plan]:

@@ -113,7 +113,7 @@ def generate(
         max_queue=0,
         prefix_cache=False,
         row_multiple=1,
-        draft_tokens=drafted or 1,
+        draft_tokens=drafted or EngineOptions.draft_tokens,
         prompt_lookup=prompt_lookup,
         force_speculation=force_speculation,
     )

@@ -28,10 +28,10 @@ _OFFLOAD_FOLDER = typer.Option(
 _DRAFT = typer.Option(help="Draft model for speculative decoding; must share the tokenizer.")
 _DRAFT_TOKENS = typer.Option(
     min=1,
-    help="Tokens drafted per step, at most: fewer where the plan predicts that to be faster (default: 4, and 1 of mtp).",
+    help="Tokens drafted per step, at most; fewer where the plan predicts that to be faster (default: 4, with mtp 1).",
 )
 _SPECULATE = typer.Option(
-    help="mtp: the checkpoint's own head proposes tokens, as those of DeepSeek V3 and GLM 4.5 do (multi-token prediction)."
+    help="mtp: the checkpoint's own head for multi-token prediction proposes tokens, as that of DeepSeek V3 or GLM 4.5."
 )
 _FORCE = typer.Option("--force-speculation", help="Propose tokens even where the plan predicts that this is slower.")
 _PROMPT_LOOKUP = typer.Option(

@@ -176,7 +176,7 @@ def serve(
             max_model_len,
             not no_prefix_cache,
             rows,
-            drafted or 1,
+            drafted or EngineOptions.draft_tokens,
             prompt_lookup=prompt_lookup,
             prefix_folder=prefix_cache,
             prefix_folder_bytes=parse_size(prefix_cache_size),

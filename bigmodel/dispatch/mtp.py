@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..checkpoint import Checkpoint
 from ..checkpoint.checkpoint import Shard
-from ..devices import DISK
+from ..devices import DISK, DeviceLike
 from ..devices.default_dtype import changing_default_dtype
 from ..devices.empty import init_empty_weights
 from ..errors import BudgetError
@@ -51,9 +51,10 @@ def plan_head(source: MtpSource, budgets: Mapping[Key, int], dtype: str = "auto"
     refused: BudgetError | None = None
     accelerated = any(is_accelerator(key) and size for key, size in budgets.items())
     for share in SHARES:
-        within = {key: int(size * share) if is_accelerator(key) else size for key, size in budgets.items()}
+        within: dict[DeviceLike, int | str] = {}
+        within |= {key: int(size * share) if is_accelerator(key) else size for key, size in budgets.items()}
         try:
-            made = plan(head, dict(within), draft_tokens=1, per_pass=False, padded=False, **shapes)
+            made = plan(head, within, draft_tokens=1, per_pass=False, padded=False, **shapes)
         except BudgetError as error:
             refused = error
             continue
@@ -117,8 +118,8 @@ class _RenamedShard:
 
     def __init__(self, shard: Shard, names: Mapping[str, str]) -> None:
         self.path = shard.path
-        self._shard = shard
-        self._published = {new: name for name, new in names.items() if name in shard.keys()}
+        self._shard, held = shard, shard.keys()
+        self._published = {new: name for name, new in names.items() if name in held}
 
     def keys(self) -> KeysView[str]:
         return self._published.keys()

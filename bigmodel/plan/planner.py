@@ -222,8 +222,14 @@ def plan(
             padded=padded,
             revision=revision,
         )
-        made = request.plan(profile)
-        return made if draft is None else with_draft(made, draft)
+        if draft is None:
+            return request.plan(profile)
+        both = with_draft(request.plan(profile), draft, budgets)
+        if both is None:  # its temporary tensors are larger than the model's
+            apart = replace(request, budgets=without_draft(budgets, draft, apart=True))
+            both = with_draft(apart.plan(profile), draft, budgets)
+        assert both is not None
+        return both
 
     if batch_size is None and objective == "throughput" and sample_inputs is None and not isinstance(model, Profile):
         return best_batch(plan_at)

@@ -1,9 +1,9 @@
 """Heads that predict a further token (MTP, multi-token prediction), as checkpoints bring them.
 
-DeepSeek V3 and GLM have one behind their last layer N, under ``model.layers.N.``; Qwen3-Next under ``mtp.``. Each is one
-decoder layer of the model's own kind, between a projection of a token's embedding and the state before it, and a norm.
-transformers leaves these tensors out. Here they are the tensors of a model of the same architecture with one layer, whose
-embedding is that projection.
+DeepSeek V3 and GLM have one behind their last layer N, under ``model.layers.N.``; Qwen3-Next under ``mtp.``. Each is
+one decoder layer of the model's own kind, between a projection of a token's embedding and the state before it, and a
+norm. The models of transformers leave these tensors out. Here they are the tensors of a model of the same architecture
+with one layer, whose embedding is that projection.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def make_drafter(
     if draft_model is None:
         return PromptLookup(options.prompt_lookup)
     if is_head(draft_model):
-        borrow(draft_model, model)
+        borrow(draft_model, model, runner.device)
         return MtpDrafter(model, draft_model.eval(), options.draft_tokens, host_linear=options.host_linear)
     if vocabulary_size(draft_model) != vocabulary_size(model):
         raise ServeError(

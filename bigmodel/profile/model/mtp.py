@@ -31,8 +31,7 @@ class MtpInput(nn.Module):
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
         self.width = width
         self.to(dtype)
-        self.__dict__["embedding"] = None
-        self.__dict__["states"] = None
+        self.__dict__["embedding"] = self.__dict__["device"] = self.__dict__["states"] = None
 
     @contextmanager
     def after(self, states: torch.Tensor) -> Iterator[None]:
@@ -52,8 +51,8 @@ class MtpInput(nn.Module):
         embedding = self.__dict__["embedding"]
         if embedding is None:
             embedded = like.new_zeros(shape)
-        else:  # a lookup table runs where it lies
-            embedded = embedding(input_ids.to(embedding.weight.device)).to(like.device, like.dtype)
+        else:
+            embedded = embedding(input_ids.to(self.__dict__["device"])).to(like.device, like.dtype)
         projected: torch.Tensor = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(states)], dim=-1))
         return projected
 
@@ -72,7 +71,7 @@ class SharedHead(nn.Module):
         self.vocabulary = vocabulary
         self.idle = False
         self.given: torch.Tensor | None = None
-        self.__dict__["output"] = None
+        self.__dict__["output"] = self.__dict__["device"] = None
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return logits [sequences, tokens, vocabulary]."""
@@ -82,7 +81,7 @@ class SharedHead(nn.Module):
             return states[..., :1]
         if output is None:
             return states.new_empty((*states.shape[:-1], self.vocabulary))
-        logits: torch.Tensor = output(states)
+        logits: torch.Tensor = output(states.to(self.__dict__["device"]))
         return logits
 
 
@@ -100,10 +99,16 @@ def as_head(model: Any) -> Any:
     return model
 
 
-def borrow(head: Any, model: Any) -> None:
-    """Let a head use a model's embedding and output layer."""
-    head.model.embed_tokens.__dict__["embedding"] = model.get_input_embeddings()
-    head.lm_head.__dict__["output"] = model.get_output_embeddings()
+def borrow(head: Any, model: Any, device: torch.device) -> None:
+    """Let a head use a model's embedding and output layer.
+
+    Args:
+        head: the head.
+        model: the model.
+        device: the model's main device, from which its parts bring their inputs to where they run.
+    """
+    head.model.embed_tokens.__dict__.update(embedding=model.get_input_embeddings(), device=device)
+    head.lm_head.__dict__.update(output=model.get_output_embeddings(), device=device)
 
 
 def is_head(model: Any) -> bool:

@@ -26,7 +26,7 @@ from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 logger = logging.getLogger(__name__)
 
 _MOST_KEPT = 32
-"""States that wait for a sequence's next proposal, at most: more are computed by the head at once, as a prompt's are."""
+"""States that wait for a sequence's next proposal, at most: the head reads more at once, as it does those of prompts."""
 
 
 @dataclass

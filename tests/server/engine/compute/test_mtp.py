@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.errors import CheckpointMismatchError, ServeError
 from bigmodel.server.engine import Done, Engine, EngineOptions, build_engine
 from bigmodel.server.loading import Loaded, load, load_with_head
@@ -39,7 +40,8 @@ def loaded(folder: Path, head: bool = True, **options: Any) -> Loaded:
 
 
 def engine_of(found: Loaded, draft_tokens: int = 3, **options: Any) -> Engine:
-    limits = EngineOptions(draft_tokens=draft_tokens, force_speculation=True, kv_bytes=8 << 20, **options)
+    options.setdefault("kv_bytes", 8 << 20)
+    limits = EngineOptions(draft_tokens=draft_tokens, force_speculation=True, **options)
     engine = build_engine(found.model, found.tokenizer, found.plan, limits, draft_model=found.draft_model)
     engine.start()
     return engine
@@ -164,23 +166,25 @@ def test_a_head_that_is_right_saves_steps(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-def test_its_bytes_are_in_the_plan_and_the_budget_holds(folders: dict[str, Path]) -> None:
-    from bigmodel.devices import max_memory_allocated, reset_peak_memory
-
-    budget: Any = {0: "700KiB", "cpu": "64MiB"}
-    found = loaded(folders["glm4_moe"], max_memory=budget, batch_size=1, context_length=256)
+@pytest.mark.parametrize("size", [8 << 20, 24 << 20], ids=["streamed", "resident"])
+def test_its_bytes_are_in_the_plan_and_the_budget_holds(size: int, tmp_path: Path) -> None:
+    large = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 32, "num_hidden_layers": 8}
+    save_with_head(tmp_path / "model", "glm4_moe", first_k_dense_replace=9, **large)
+    options: Any = {"max_memory": {0: size, "cpu": "64MiB"}, "batch_size": 1, "context_length": 256, "padded": False}
+    found = loaded(tmp_path / "model", **options)
     device = found.plan.devices[0]
     assert device.draft > 0
-    assert device.total <= device.budget == 700 << 10
-    assert found.plan.streamed
+    assert device.total <= device.budget == size
+    assert bool(found.plan.streamed) == (size == 8 << 20)
+    assert found.plan.main_device == 0
     reset_peak_memory("virtual:0")
-    engine = engine_of(found, max_sequences=1)
+    engine = engine_of(found, max_sequences=1, kv_bytes=None)
     asked = [list(range(1, 60))]
-    streamed = answers(engine, asked, 20)
+    with_head = answers(engine, asked, 20)
     assert engine.core.counts.drafted > 0
-    assert max_memory_allocated("virtual:0") <= 700 << 10
-    plain = loaded(folders["glm4_moe"], head=False, max_memory=budget, batch_size=1, context_length=256)
-    assert streamed == answers(engine_of(plain, max_sequences=1), asked, 20)
+    assert max_memory_allocated("virtual:0") <= device.total
+    plain = loaded(tmp_path / "model", head=False, **options)
+    assert with_head == answers(engine_of(plain, max_sequences=1, kv_bytes=None), asked, 20)
 
 
 @pytest.mark.slow
