@@ -26,7 +26,7 @@ from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 logger = logging.getLogger(__name__)
 
 _MOST_KEPT = 32
-"""States that wait for a sequence's next proposal, at most: the head reads more at once, as it does those of prompts."""
+"""States that wait for a sequence's next proposal, at most: of more, the head reads those of known tokens at once."""
 
 
 @dataclass
