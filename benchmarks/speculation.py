@@ -172,14 +172,13 @@ def certain_model(size: dict[str, Any], seed: int, device: str, **changes: Any) 
     config = Glm4MoeConfig(
         vocab_size=VOCABULARY,
         num_key_value_heads=heads // 2,
-        head_dim=size["hidden_size"] // heads,
         first_k_dense_replace=size["num_hidden_layers"],
         n_routed_experts=1,
         max_position_embeddings=2048,
         eos_token_id=None,
         bos_token_id=None,
         pad_token_id=None,
-        **{**size, **changes},
+        **{**size, "head_dim": size["hidden_size"] // heads, **changes},
     )
     torch.manual_seed(seed)
     model: Any = Glm4MoeForCausalLM(config)

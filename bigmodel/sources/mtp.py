@@ -9,6 +9,7 @@ with one layer, whose embedding is that projection.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,11 @@ class MtpSource(ModelSource):
 
     def headers(self) -> dict[str, dict[str, TensorEntry]]:
         return {
-            file: {self.names[name]: entry for name, entry in header.items() if name in self.names}
+            file: {
+                self.names[name]: replace(entry, name=self.names[name])
+                for name, entry in header.items()
+                if name in self.names
+            }
             for file, header in self.whole.headers().items()
         }
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.errors import CheckpointMismatchError, ServeError
+from bigmodel.quantized.stored import StoredModule
 from bigmodel.server.engine import Done, Engine, EngineOptions, build_engine
 from bigmodel.server.loading import Loaded, load, load_with_head
 from tests.mtp_checkpoints import build, save_with_head
@@ -212,3 +216,62 @@ def test_a_model_with_recurrent_states_is_refused(tmp_path: Path) -> None:
     assert isinstance(found.draft_model, transformers.Qwen3NextForCausalLM)
     with pytest.raises(ServeError, match="recurrent states"):
         engine_of(found)
+
+
+def in_fp8(folder: Path) -> None:
+    """Store the weights of a checkpoint's layers, the head's among them, in blocks of 16 x 16 of fp8."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    kept = ("eh_proj", "embed_tokens", "head", "gate.weight", "norm")
+    for file in sorted(set(index["weight_map"].values())):
+        stored = {}
+        for name, tensor in load_file(folder / file).items():
+            stored[name] = tensor
+            if tensor.dim() == 2 and not any(word in name for word in kept):
+                stored[name] = tensor.to(torch.float8_e4m3fn)
+                blocks = -(-tensor.shape[0] // 16), -(-tensor.shape[1] // 16)
+                stored[f"{name}_scale_inv"] = torch.ones(blocks)
+        save_file(stored, folder / file, metadata={"format": "pt"})
+        index["weight_map"] |= dict.fromkeys(stored, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def restored(folder: Path) -> None:
+    """Store what `in_fp8` stored as float32."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    for file in sorted(set(index["weight_map"].values())):
+        tensors = {name: t.float() for name, t in load_file(folder / file).items() if not name.endswith("_scale_inv")}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    index["weight_map"] = {n: file for n, file in index["weight_map"].items() if not n.endswith("_scale_inv")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.slow
+def test_a_head_that_is_stored_in_fp8_proposes_as_its_restored_weights_do(tmp_path: Path) -> None:
+    save_with_head(tmp_path / "fp8", "deepseek_v3")
+    in_fp8(tmp_path / "fp8")
+    shutil.copytree(tmp_path / "fp8", tmp_path / "whole")
+    restored(tmp_path / "whole")
+    drafts = []
+    for name in ("fp8", "whole"):
+        found = loaded(tmp_path / name)
+        assert any(isinstance(module, StoredModule) for module in found.draft_model.modules()) == (name == "fp8")
+        engine = engine_of(found)
+        seen: list[list[int]] = []
+        propose = engine.core.drafter.propose  # type: ignore[union-attr]
+
+        def recording(sequences: Any, propose: Any = propose, seen: list[list[int]] = seen) -> None:
+            propose(sequences)
+            seen.extend(list(sequence.draft) for sequence in sequences)
+
+        engine.core.drafter.propose = recording  # type: ignore[union-attr, method-assign]
+        assert isinstance(ask(engine, "the cat", max_tokens=12, temperature=0, ignore_eos=True).wait(), Done)
+        engine.stop()
+        drafts.append(seen)
+    assert drafts[0] == drafts[1]
+    assert any(drafts[0])
