@@ -76,7 +76,8 @@ class Way:
 
     Attributes:
         engine: With what proposes.
-        per_step: Tokens of a step, of each run.
+        per_step: Tokens of a step after the first, of each run.
+        answer: Tokens of the last run.
     """
 
     engine: Engine
@@ -85,12 +86,12 @@ class Way:
     answer: list[int] = field(default_factory=list)
 
     def run(self) -> float:
-        """Return the seconds of a token."""
+        """Return the seconds of a token after the first, which ends the pass over the prompt."""
         before = self.engine.core.steps
-        seconds, (sink,) = run_jobs(self.engine, [self.job])
-        self.per_step.append(self.job.tokens / (self.engine.core.steps - before))
+        _, (sink,) = run_jobs(self.engine, [self.job])
+        self.per_step.append((self.job.tokens - 1) / (self.engine.core.steps - before - 1))
         self.answer = sink.token_ids
-        return seconds / self.job.tokens
+        return (sink.arrivals[-1] - sink.arrivals[0]) / (self.job.tokens - 1)
 
     @property
     def mean(self) -> float:
