@@ -87,9 +87,10 @@ class Way:
 
     def run(self) -> float:
         """Return the seconds of a token after the first, which ends the pass over the prompt."""
-        before = self.engine.core.steps
+        accepted = self.engine.core.counts.accepted
         _, (sink,) = run_jobs(self.engine, [self.job])
-        self.per_step.append((self.job.tokens - 1) / (self.engine.core.steps - before - 1))
+        steps = self.job.tokens - (self.engine.core.counts.accepted - accepted)
+        self.per_step.append((self.job.tokens - 1) / (steps - 1))
         self.answer = sink.token_ids
         return (sink.arrivals[-1] - sink.arrivals[0]) / (self.job.tokens - 1)
 
