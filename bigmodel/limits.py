@@ -99,5 +99,9 @@ SHARD_SIZE = "10GB"
 """Default size of the largest file of weights that an Accelerator saves and that sharded ones are merged into: that of
 accelerate."""
 
+ACCEPTANCE = 0.7
+"""Expected probability that a proposed token is accepted if those before it were: draft models and heads that predict
+further tokens are reported between 0.6 and 0.9."""
+
 UNKNOWN_NEW_TOKENS = 128
 """New tokens of a job if their number is not given."""

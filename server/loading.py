@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bigmodel.plan import Plan
     from bigmodel.profile import Profile
     from bigmodel.server.engine.compute.choose_runner import RunnerChoice
+    from bigmodel.sources.mtp import MtpSource
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,8 @@ class LoadOptions(TypedDict, total=False):
     batch_size: int
     context_length: int | None
     padded: bool
+    draft_tokens: int
+    draft: Plan | None
     sample_inputs: Mapping[str, torch.Tensor]
 
 
@@ -240,6 +243,7 @@ class PlannedModel:
             objective=None if offload == "stream" else "latency",  # that depends on measured speeds
             offload=offload,
             per_pass=False,
+            draft_tokens=options.get("draft_tokens", 0),
         )
 
     def _profile(self, device_type: str) -> Profile:
@@ -353,16 +357,66 @@ def load_with_draft(
     adapters: Mapping[str, str] | None = None,
     **options: Unpack[LoadOptions],
 ) -> Loaded:
-    """As :func:`load`, with a draft model if given; that one is placed automatically, in its stored dtype."""
+    """As :func:`load`, with a draft model if given; that one is placed automatically, in its stored dtype.
+
+    Where the options have ``draft_tokens``, the plan knows the seconds in which the draft model proposes one.
+    """
     loaded = load(model, progress=progress, adapters=adapters, **options)
-    return loaded if draft_model is None else with_draft(loaded, load(draft_model, progress=progress))
+    if draft_model is None:
+        return loaded
+    proposed = options.get("draft_tokens", 0)
+    return with_draft(loaded, load(draft_model, progress=progress, draft_tokens=min(proposed, 1)))
+
+
+def load_with_head(
+    model: str,
+    *,
+    progress: Loading | None = None,
+    adapters: Mapping[str, str] | None = None,
+    **options: Unpack[LoadOptions],
+) -> Loaded:
+    """As :func:`load`, with the checkpoint's MTP head in the place of a draft model, planned within the same budgets.
+
+    Raises CheckpointMismatchError if the checkpoint has none.
+    """
+    from bigmodel.dispatch.mtp import load_head
+
+    source, head = plan_with_head(model, options)
+    options["draft"] = head
+    loaded = load(model, progress=progress, adapters=adapters, **options)
+    return replace(loaded, draft_model=load_head(source, head, options.get("dtype", "auto")))
+
+
+def plan_with_head(model: str, options: LoadOptions) -> tuple[MtpSource, Plan]:
+    """A checkpoint's MTP head, and its plan within the budgets of ``options``.
+
+    Raises CheckpointMismatchError if the checkpoint has none, and BudgetError if it does not fit.
+    """
+    from bigmodel.dispatch.mtp import plan_head
+    from bigmodel.plan.result.budgets import read_budgets, with_headroom
+    from bigmodel.sources.mtp import MtpSource
+    from bigmodel.sources.resolve import open_source
+
+    source = MtpSource(open_source(model, options.get("revision")))
+    given = options.get("max_memory")
+    budgets = read_budgets(given)
+    return source, plan_head(
+        source,
+        with_headroom(budgets) if given is None else budgets,
+        options.get("dtype", "auto"),
+        batch_size=options.get("batch_size", 1),
+        context_length=options.get("context_length"),
+    )
 
 
 def with_draft(loaded: Loaded, draft: Loaded) -> Loaded:
     """``loaded`` with ``draft`` as its draft model. Raises ServeError unless their tokenizers are equal."""
     if loaded.tokenizer.get_vocab() != draft.tokenizer.get_vocab():
         raise ServeError("the draft model's tokenizer is not the model's: its tokens would mean another text")
-    return replace(loaded, draft_model=draft.model)
+    plan, passes = loaded.plan, getattr(draft.plan, "speculation", None)
+    if passes is not None and plan is not None and plan.speculation is not None:
+        plan = replace(plan, speculation=replace(plan.speculation, proposing=passes.pass_seconds(1)))
+    return replace(loaded, draft_model=draft.model, plan=plan)
 
 
 def display_name(model: str) -> str:

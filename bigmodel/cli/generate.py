@@ -43,6 +43,8 @@ def generate(
     revision: shared.Revision = None,
     trust_remote_code: shared.RemoteCode = False,
     draft_model: shared.DraftModel = None,
+    draft_tokens: shared.DraftTokens = None,
+    speculate: shared.Speculate = None,
     prompt_lookup: shared.PromptLookup = 0,
     lora: Annotated[
         list[str] | None,
@@ -51,6 +53,7 @@ def generate(
             "its folder or as NAME=FOLDER."
         ),
     ] = None,
+    force_speculation: shared.ForceSpeculation = False,
     quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
     batch_file: Annotated[
         Path | None,
@@ -72,11 +75,12 @@ def generate(
     """
     from bigmodel.server.engine import EngineOptions, Request, SamplingParams, build_engine
     from bigmodel.server.engine.kv.buffers import GROWTH
-    from bigmodel.server.loading import LoadOptions, load_with_draft, parse_max_memory
+    from bigmodel.server.loading import LoadOptions, load_with_draft, load_with_head, parse_max_memory
     from bigmodel.server.models.named import adapter_folders
     from bigmodel.server.text.codec import TextCodec
 
     params = SamplingParams(max_tokens, temperature, top_p, top_k, seed=seed, stop=tuple(stop or ()))
+    drafted = shared.tokens_drafted(draft_tokens, draft_model, speculate)
     options = LoadOptions(
         device_map=device_map,
         max_memory=parse_max_memory(max_memory),
@@ -88,6 +92,7 @@ def generate(
         host_kernels=host_kernels,
         offload_folder=offload_folder,
         padded=False,
+        draft_tokens=prompt_lookup or drafted,
     )
     adapters = adapter_folders(lora or ())
     if batch_file is not None or output is not None or batch_size is not None:
@@ -95,8 +100,10 @@ def generate(
 
         if batch_file is None or output is None:
             raise typer.BadParameter("--batch-file, --output and --batch-size go together: give the files of both")
-        if prompt is not None or chat or draft_model is not None:
-            raise typer.BadParameter("PROMPT, --chat and --draft-model do not apply to --batch-file; remove them")
+        if prompt is not None or chat or draft_model is not None or speculate is not None:
+            raise typer.BadParameter(
+                "PROMPT, --chat, --draft-model and --speculate do not apply to --batch-file; remove them"
+            )
         generate_file(model, batch_file, output, params, options, adapters, batch_size, context, quiet)
         return
     if prompt is None:
@@ -108,17 +115,30 @@ def generate(
     text = _text(prompt)
     # Keys and values grow by so many tokens.
     options["context_length"] = None if context is None else -(-context // GROWTH) * GROWTH
-    loaded = load_with_draft(model, draft_model, adapters=adapters, **options)
+    if speculate is None:
+        loaded = load_with_draft(model, draft_model, adapters=adapters, **options)
+    else:
+        loaded = load_with_head(model, adapters=adapters, **options)
     codec = TextCodec(loaded.tokenizer)
     if chat:
         text = codec.render_chat([{"role": "user", "content": text}])
     ids = codec.encode(text, add_special_tokens=not chat)
     # With one stream, batch invariance needs no row padding.
-    limits = EngineOptions(1, max_queue=0, prefix_cache=False, row_multiple=1, prompt_lookup=prompt_lookup)
+    limits = EngineOptions(
+        1,
+        max_queue=0,
+        prefix_cache=False,
+        row_multiple=1,
+        draft_tokens=drafted or EngineOptions.draft_tokens,
+        prompt_lookup=prompt_lookup,
+        force_speculation=force_speculation,
+    )
     engine = build_engine(
         loaded.model, codec, loaded.plan, limits, draft_model=loaded.draft_model, adapters=loaded.adapters
     )
     params = replace(params, max_tokens=_max_new_tokens(len(ids), max_tokens, engine))
+    if not quiet and loaded.plan is not None and loaded.plan.speculation is not None and not force_speculation:
+        typer.echo(loaded.plan.speculation.describe(), err=True)
     sink = _Events()
     summary = _run(engine, Request("cli", ids, params, sink, adapter=next(iter(adapters), "")), sink)
     if not quiet:

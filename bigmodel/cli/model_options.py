@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated, TypeAlias
 
 import typer
+
+
+class Speculation(str, Enum):
+    """What proposes tokens beside a draft model."""
+
+    MTP = "mtp"
+
 
 _OFFLOAD = typer.Option(
     help="Weights that do not fit the accelerator: stream them to it, compute on the CPU, or auto: the faster of both."
@@ -18,6 +26,14 @@ _OFFLOAD_FOLDER = typer.Option(
     help="Folder for weights on disk that the checkpoint lacks in the needed form, such as quantised ones."
 )
 _DRAFT = typer.Option(help="Draft model for speculative decoding; must share the tokenizer.")
+_DRAFT_TOKENS = typer.Option(
+    min=1,
+    help="Tokens drafted per step, at most; fewer where the plan predicts that to be faster (default: 4, with mtp 1).",
+)
+_SPECULATE = typer.Option(
+    help="mtp: the checkpoint's own head for multi-token prediction proposes tokens, as that of DeepSeek V3 or GLM 4.5."
+)
+_FORCE = typer.Option("--force-speculation", help="Propose tokens even where the plan predicts that this is slower.")
 _PROMPT_LOOKUP = typer.Option(
     min=0, help="Tokens proposed per step by what followed the last ones earlier in the text, without a model; 0: none."
 )
@@ -33,6 +49,18 @@ OffloadDType: TypeAlias = Annotated[str | None, _OFFLOAD_DTYPE]
 HostKernels: TypeAlias = Annotated[str, _HOST_KERNELS]
 OffloadFolder: TypeAlias = Annotated[str | None, _OFFLOAD_FOLDER]
 DraftModel: TypeAlias = Annotated[str | None, _DRAFT]
+DraftTokens: TypeAlias = Annotated[int | None, _DRAFT_TOKENS]
+Speculate: TypeAlias = Annotated[Speculation | None, _SPECULATE]
+ForceSpeculation: TypeAlias = Annotated[bool, _FORCE]
 PromptLookup: TypeAlias = Annotated[int, _PROMPT_LOOKUP]
 BatchSize: TypeAlias = Annotated[int, typer.Option(min=1, help="Sequences per batch.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def tokens_drafted(given: int | None, draft_model: str | None, speculate: Speculation | None) -> int:
+    """Return the most tokens that are drafted in a step; 0: nothing drafts any. Refuses two that do."""
+    if speculate is None:
+        return 0 if draft_model is None else given or 4
+    if draft_model is not None:
+        raise typer.BadParameter("--speculate and --draft-model both propose tokens; give one of them")
+    return given or 1

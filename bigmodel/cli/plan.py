@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .model_options import AsJson, Budgets, DType, HostKernels, Model, OffloadDType, Revision
+from .model_options import AsJson, Budgets, DType, HostKernels, Model, OffloadDType, Revision, Speculate
 from .tables import print_tables
 
 if TYPE_CHECKING:
@@ -61,6 +61,15 @@ def plan(
     explain: Annotated[bool, typer.Option(help="Also explain the plan in sentences.")] = False,
     offload_dtype: OffloadDType = None,
     host_kernels: HostKernels = "exact",
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Tokens proposed for each sequence of a step, at most, as by a draft model: the plan says whether "
+            "that is faster. Default: none; with --speculate 1.",
+        ),
+    ] = None,
+    speculate: Speculate = None,
     train: Annotated[
         str | None,
         typer.Option(
@@ -76,7 +85,7 @@ def plan(
     from bigmodel.plan import make_plan, plan_training
     from bigmodel.profile import meta_model
     from bigmodel.profile.trace.inputs import parse_inputs
-    from bigmodel.server.loading import parse_max_memory
+    from bigmodel.server.loading import LoadOptions, parse_max_memory, plan_with_head
     from bigmodel.sources.resolve import open_source
 
     if train is not None and (inputs or strict):
@@ -98,6 +107,11 @@ def plan(
         skeleton = meta_model(open_source(model, revision), dtype)
         _show(plan_training(skeleton, budgets, batch_size or 1, context, train), as_json, explain, plot)
         return
+    head = None
+    if speculate is not None:
+        shapes = LoadOptions(max_memory=budgets, dtype=dtype, revision=revision, context_length=context)
+        _, head = plan_with_head(model, {**shapes, "batch_size": batch_size or 1})
+        draft_tokens = draft_tokens or 1
     found = make_plan(
         model,
         budgets,
@@ -114,6 +128,8 @@ def plan(
         strict=strict,
         padded=padded,
         revision=revision,
+        draft_tokens=draft_tokens or 0,
+        draft=head,
     )
     _show(found, as_json, explain, plot)
 

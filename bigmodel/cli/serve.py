@@ -53,7 +53,6 @@ _NO_PREFIX = typer.Option("--no-prefix-cache", help="Compute shared prompt prefi
 NoPrefix: TypeAlias = Annotated[bool, _NO_PREFIX]
 _INVARIANT = typer.Option(help="Same tokens alone and in a batch; slows single streams slightly.")
 Invariant: TypeAlias = Annotated[bool, _INVARIANT]
-DraftTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens drafted per step.")]
 _TIMEOUT = typer.Option(min=0.001, help="Longest time of a request in seconds, queueing included.")
 RequestTimeout: TypeAlias = Annotated[float | None, _TIMEOUT]
 _DRAIN = typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
@@ -136,7 +135,9 @@ def serve(
     no_prefix_cache: NoPrefix = False,
     batch_invariant: Invariant = True,
     draft_model: shared.DraftModel = None,
-    draft_tokens: DraftTokens = 4,
+    draft_tokens: shared.DraftTokens = None,
+    speculate: shared.Speculate = None,
+    force_speculation: shared.ForceSpeculation = False,
     lora: Adapters = None,
     prompt_lookup: shared.PromptLookup = 0,
     request_timeout: RequestTimeout = None,
@@ -165,6 +166,7 @@ def serve(
         from bigmodel.server.loading import LoadOptions, parse_max_memory
         from bigmodel.server.models.named import named_adapters, named_models
 
+        drafted = shared.tokens_drafted(draft_tokens, draft_model, speculate)
         keys = (*(api_key or ()), *(_keys(api_key_file) if api_key_file else ()))
         kv_bytes = None if kv_memory is None else parse_size(kv_memory)
         rows: int | str = "auto" if batch_invariant else 1
@@ -176,10 +178,11 @@ def serve(
             max_model_len,
             not no_prefix_cache,
             rows,
-            draft_tokens,
+            drafted or EngineOptions.draft_tokens,
             prompt_lookup=prompt_lookup,
             prefix_folder=prefix_cache,
             prefix_folder_bytes=parse_size(prefix_cache_size),
+            force_speculation=force_speculation,
         )
         served = named_models(models)
         first = next(iter(served))
@@ -190,7 +193,7 @@ def serve(
         if replicated and batch_folder is not None:
             raise typer.BadParameter("--batch-folder is for one server; replicas keep no files and run no batches")
         if several:
-            _refuse_for_several(served_model_name, draft_model, replicated, trust_remote_code)
+            _refuse_for_several(served_model_name, draft_model or speculate, replicated, trust_remote_code)
         settings = Settings(
             lone,
             keys,
@@ -221,13 +224,16 @@ def serve(
             offload_folder=offload_folder,
             batch_size=max_sequences or DEFAULT_SEQUENCES,
             context_length=max_model_len,
+            draft_tokens=prompt_lookup or drafted,
         )
         if several:
             raise typer.Exit(
                 _serve(_several(served, options, budgets, adapters), settings, host, port, log_level.value)
             )
         options["max_memory"] = budgets
-        load_all = partial(_load, served[first], draft_model, adapters.get(lone, {}), options)
+        load_all = partial(
+            _load, served[first], draft_model, speculate is not None, adapters.get(lone, {}), options
+        )
         if not replicated:
             raise typer.Exit(_serve(load_all, settings, host, port, log_level.value))
     raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
@@ -245,10 +251,17 @@ def _keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def _load(
-    model: str, draft_model: str | None, adapters: Mapping[str, str], options: LoadOptions, progress: Loading
+    model: str,
+    draft_model: str | None,
+    head: bool,
+    adapters: Mapping[str, str],
+    options: LoadOptions,
+    progress: Loading,
 ) -> Loaded:
-    from bigmodel.server.loading import load_with_draft
+    from bigmodel.server.loading import load_with_draft, load_with_head
 
+    if head:
+        return load_with_head(model, progress=progress, adapters=adapters, **options)
     return load_with_draft(model, draft_model, progress=progress, adapters=adapters, **options)
 
 
@@ -257,7 +270,7 @@ def _refuse_for_several(name: str | None, draft: str | None, replicated: bool, t
     if name is not None:
         raise typer.BadParameter("--served-model-name names one model; write NAME=MODEL for each of several")
     if draft is not None:
-        raise typer.BadParameter("--draft-model proposes tokens for one model; serve that one alone")
+        raise typer.BadParameter("--draft-model and --speculate propose tokens for one model; serve that one alone")
     if replicated:
         raise typer.BadParameter("--replicas and --ray-address copy a server of one model; serve that one alone")
     if trusted:

@@ -57,6 +57,8 @@ def from_pretrained(
     per_pass: bool = True,
     sample_inputs: SampleInputs | None = None,
     padded: bool = True,
+    draft_tokens: int = 0,
+    draft: Plan | None = None,
 ) -> PreTrainedModel:
     """Load a transformers model from a folder or the Hub, placed by plan and dispatched.
 
@@ -89,6 +91,8 @@ def from_pretrained(
             themselves, as the server does.
         sample_inputs: As for `dispatch_model`.
         padded: Memory is planned for padded sequences too; False: no sequence is ever padded.
+        draft_tokens: As for `plan`: tokens that a caller proposes for each sequence of a step, at most.
+        draft: As for `plan`: the plan of what proposes them.
 
     Returns:
         The model in eval mode, with `hf_device_map`; `get_plan(model)` returns its plan.
@@ -124,6 +128,8 @@ def from_pretrained(
         context_length=context_length,
         sample_inputs=sample_inputs,
         padded=padded,
+        draft_tokens=draft_tokens,
+        draft=draft,
     )
     if offload_folder is None and checkpoint.suffix == GGUF_SUFFIX:
         offload_folder = tempfile.gettempdir()  # norms and biases that are computed when they are read

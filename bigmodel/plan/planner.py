@@ -45,6 +45,7 @@ from .result.budgets import (
     within_devices,
     without_accelerators,
 )
+from .result.draft import with_draft, without_draft
 from .result.plan import Plan
 from .search.batch import best_batch
 from .search.filling import greedy_assignment, least_resident
@@ -103,6 +104,8 @@ def plan(
     strict: bool = False,
     padded: bool = True,
     revision: str | None = None,
+    draft_tokens: int = 0,
+    draft: Plan | None = None,
 ) -> Plan:
     """Return a plan under which no device passes its budget. `bigmodel.make_plan` is this function.
 
@@ -161,6 +164,11 @@ def plan(
         padded: budgets hold for padded sequences, too, also for a single one: a mask that leaves tokens out takes up to
             a few times the square of the context in bytes. False: no sequence is ever padded, which saves that.
         revision: branch, tag or commit of a Hub id.
+        draft_tokens: tokens that something else proposes for each sequence of a step, at most, such as a draft model.
+            `Plan.speculation` then has the predicted seconds of passes that verify them, of this machine if `bigmodel
+            probe` has measured it, and of a nominal one otherwise; a note says whether proposals pay. 0: none.
+        draft: plan of what proposes them within the same budgets, such as an MTP head's: what it takes is kept free,
+            and counted as `DevicePlan.draft` and in the KV cache; its passes are those of a proposal.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
@@ -178,8 +186,10 @@ def plan(
     budgets, lowered = within_devices(budgets, caching)
     if max_memory is None:
         budgets = with_headroom(budgets)
+    limit = None if max_memory is None else budgets.get(HOST)
+    left = budgets if draft is None else without_draft(budgets, draft)
     request = _Request(
-        budgets,
+        left,
         caching,
         strategy,
         objective,
@@ -190,11 +200,12 @@ def plan(
         checked_main(main_device, budgets),
         None if expert_cache is None else parse_size(expert_cache),
         None if pinned_memory is None else parse_size(pinned_memory),
-        resident_limit=None if max_memory is None else budgets.get(HOST),
+        resident_limit=limit,
         machine=machine,
         per_pass=per_pass,
         strict=strict,
         notes=lowered,
+        draft_tokens=whole_number("draft_tokens", draft_tokens, least=0),
     )
 
     def plan_at(batch_size: int) -> Plan:
@@ -211,7 +222,14 @@ def plan(
             padded=padded,
             revision=revision,
         )
-        return request.plan(profile)
+        if draft is None:
+            return request.plan(profile)
+        both = with_draft(request.plan(profile), draft, budgets)
+        if both is None:  # its temporary tensors are larger than the model's
+            apart = replace(request, budgets=without_draft(budgets, draft, apart=True))
+            both = with_draft(apart.plan(profile), draft, budgets)
+        assert both is not None
+        return both
 
     if batch_size is None and objective == "throughput" and sample_inputs is None and not isinstance(model, Profile):
         return best_batch(plan_at)
@@ -230,6 +248,7 @@ class _Request:
         caching: devices whose allocators cache.
         resident_limit: as `Plan.resident_limit`.
         notes: notes for every plan.
+        draft_tokens: most tokens proposed for each sequence of a step.
     """
 
     budgets: Mapping[Key, int]
@@ -248,6 +267,7 @@ class _Request:
     per_pass: bool
     strict: bool
     notes: tuple[str, ...]
+    draft_tokens: int = 0
 
     def plan(self, profile: Profile) -> Plan:
         """Return the plan of a profile; it says if it leaves all accelerators idle."""
@@ -310,7 +330,7 @@ class _Request:
     def _of_profile(self, profile: Profile) -> Plan:
         minimised = self.objective or "latency"
         assembled = partial(
-            assemble,
+            self._assembled,
             profile,
             budgets=self.budgets,
             strategy=minimised if self.is_predicted and self.strategy == "auto" else self.strategy,
@@ -352,6 +372,17 @@ class _Request:
             made = assembled(assignment)
             return replace(made, notes=(*made.notes, ANOTHER_MACHINE))
         return assembled(assignment, prediction=searcher.predict(capacity, assignment))
+
+    def _assembled(self, profile: Profile, assignment: Assignment, **known: Any) -> Plan:
+        """Return the plan of an assignment, with the seconds of passes that verify proposed tokens if any are."""
+        made = assemble(profile, assignment, **known)
+        if not self.draft_tokens:
+            return made
+        from .time.speculation import predict_speculation
+
+        machine = self.machine or (_this_machine(self.budgets) if self.is_predicted else known_machine())
+        cost = CostModel(profile, machine or nominal_machine())
+        return replace(made, speculation=predict_speculation(cost, assignment, self.draft_tokens))
 
     def _greedy(self, profile: Profile, capacity: Capacity) -> tuple[Capacity, Assignment]:
         """Return the greedy assignment, and the capacity that it keeps to: that given, but for a cache of experts of no

@@ -43,6 +43,7 @@ class EngineOptions:
         draft_tokens: Tokens that a draft model proposes in a step.
         prompt_lookup: Tokens that are proposed in a step by what followed the last ones earlier in the text; 0: none.
         host_linear: Library of float32 products on the host, see the same module.
+        force_speculation: Whether tokens are proposed even where the plan predicts that this is slower.
     """
 
     max_sequences: int | None = None
@@ -57,6 +58,7 @@ class EngineOptions:
     prompt_lookup: int = 0
     prefix_folder: Path | None = None
     prefix_folder_bytes: int = PREFIX_FOLDER_BYTES
+    force_speculation: bool = False
 
 
 ANY_NUMBER = 2**30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +13,7 @@ import torch
 
 from bigmodel.devices import format_size
 from bigmodel.errors import ServeError
+from bigmodel.profile.model.mtp import borrow, is_head
 from bigmodel.server.adapters.files import Adapter
 from bigmodel.server.adapters.rows import Adapters, check_parts
 from bigmodel.server.engine.budget import (
@@ -26,6 +28,8 @@ from bigmodel.server.engine.compute.choose_runner import RunnerChoice, choose_ru
 from bigmodel.server.engine.compute.draft import Drafter, ModelDrafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner, generates
 from bigmodel.server.engine.compute.media import MediaRunner, takes_images
+from bigmodel.server.engine.compute.mtp import MtpDrafter
+from bigmodel.server.engine.compute.planned_draft import PlannedDrafter
 from bigmodel.server.engine.compute.prompt_lookup import PromptLookup
 from bigmodel.server.engine.compute.runner import PackedRunner, Runner
 from bigmodel.server.engine.core import EngineCore
@@ -38,6 +42,8 @@ from bigmodel.server.engine.prefix_identity import prefix_identity
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.engine.scheduling.scheduler import Scheduler
 from bigmodel.server.text.codec import TextCodec
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -69,9 +75,9 @@ def build_engine(
     )
     if adapters:
         runner.adapters = make_adapters(model, adapters, runner)
-    drafter = make_drafter(model, draft_model, options, runner)
-    gathered = runner.gathered_per_token() if isinstance(runner, PackedRunner) else {}
     sequences = sequences_at_once(plan, options)
+    drafter = as_planned(make_drafter(model, draft_model, options, runner), plan, options, sequences)
+    gathered = runner.gathered_per_token() if isinstance(runner, PackedRunner) else {}
     keeps_prefixes = options.prefix_cache and isinstance(runner, PackedRunner)
     room = state_room(runner, sequences, keeps_prefixes)
     unplanned = None if room is None else room.unplanned
@@ -190,7 +196,7 @@ def _check_kind(model: torch.nn.Module) -> None:
 def make_drafter(
     model: torch.nn.Module, draft_model: torch.nn.Module | None, options: EngineOptions, runner: Runner
 ) -> Drafter | None:
-    """Return the drafter of ``draft_model``, or that of prompt lookup; None without either.
+    """Return the drafter of ``draft_model``, which may be the model's MTP head, or that of prompt lookup; None without.
 
     Raises ServeError for a draft model that cannot be used, and for both.
     """
@@ -206,6 +212,9 @@ def make_drafter(
         raise ServeError("proposed tokens that are wrong cannot be taken out of this model's recurrent states")
     if draft_model is None:
         return PromptLookup(options.prompt_lookup)
+    if is_head(draft_model):
+        borrow(draft_model, model, runner.device)
+        return MtpDrafter(model, draft_model.eval(), options.draft_tokens, host_linear=options.host_linear)
     if vocabulary_size(draft_model) != vocabulary_size(model):
         raise ServeError(
             f"the draft model has {vocabulary_size(draft_model)} tokens, the model {vocabulary_size(model)}; "
@@ -217,6 +226,21 @@ def make_drafter(
         max_length=context_length(draft_model),
         host_linear=options.host_linear,
     )
+
+
+def as_planned(drafter: Drafter | None, plan: Any, options: EngineOptions, sequences: int) -> Drafter | None:
+    """Return a drafter that proposes where the plan predicts a gain; None where it never does for up to so many
+    sequences.
+
+    Without a plan that says so, or where options force it, it proposes in each step.
+    """
+    speculation = getattr(plan, "speculation", None)
+    if drafter is None or speculation is None or options.force_speculation:
+        return drafter
+    if speculation.pays(sequences):
+        return PlannedDrafter(drafter, speculation)
+    logger.warning("%s; --force-speculation turns it on", speculation.describe())
+    return None
 
 
 def end_tokens(model: torch.nn.Module, tokenizer: Any) -> frozenset[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -174,7 +175,7 @@ class EngineCore:
         Raises if the model can no longer compute anything: then the engine has failed, not a sequence.
         """
         try:
-            return list(zip(batch, self.runner.run(batch), strict=True))
+            return list(zip(batch, self._run(batch), strict=True))
         except Exception:
             logger.exception("a step of %d sequences failed; each is computed alone", len(batch))
         self.runner.probe()  # raises if the model is broken
@@ -186,12 +187,16 @@ class EngineCore:
             assert sequence.kv is not None
             sequence.kv.model_cache = None  # the failed step may have advanced it
             try:
-                (rows,) = self.runner.run([scheduled])
+                (rows,) = self._run([scheduled])
             except Exception as error:
                 self._fail_step(sequence.request, error)
             else:
                 computed.append((scheduled, rows))
         return [(scheduled, rows) for scheduled, rows in computed if scheduled.sequence.phase is SequencePhase.RUNNING]
+
+    def _run(self, batch: list[ScheduledTokens]) -> list[torch.Tensor | None]:
+        with nullcontext() if self.drafter is None else self.drafter.watching(batch):
+            return self.runner.run(batch)
 
     def _note_starts(self, batch: list[ScheduledTokens], now: float) -> None:
         for sequence in (scheduled.sequence for scheduled in batch):

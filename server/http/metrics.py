@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bigmodel.server.engine.compute.planned_draft import PlannedDrafter
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Observer, Request
 from bigmodel.server.http.state import ServerState
@@ -117,6 +118,12 @@ class _State(Collector):
             "bigmodel_prefix_cache_hit_tokens": ("Prompt tokens served from the cache", scheduler.prefix.hits),
             "bigmodel_prefix_cache_looked_up_tokens": ("Prompt tokens looked up", scheduler.prefix.lookups),
         }
+        if isinstance(engine.core.drafter, PlannedDrafter):
+            skipped = engine.core.drafter.skipped
+            counters["bigmodel_speculation_skipped_steps"] = (
+                "Steps without proposed tokens, as these were predicted to be slower",
+                skipped,
+            )
         files = scheduler.prefix.files
         if files is not None:
             counters |= {

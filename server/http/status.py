@@ -8,7 +8,9 @@ from typing import Any
 
 from bigmodel.devices import max_memory_allocated, memory_allocated
 from bigmodel.errors import DeviceError
+from bigmodel.plan.result.speculation import SPECULATION
 from bigmodel.server.engine.budget import plan_devices
+from bigmodel.server.engine.compute.planned_draft import PlannedDrafter
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.http.state import ServerState
 from bigmodel.server.loading import Loading
@@ -94,10 +96,21 @@ def _engine(engine: Engine) -> dict[str, Any]:
             "looked_up_tokens": scheduler.prefix.lookups,
             "restored_tokens": None if scheduler.prefix.files is None else scheduler.prefix.files.restored,
         },
+        "speculation": speculation(engine),
         "preemptions": scheduler.preemptions,
         "generated_tokens": core.counts.generated,
         "steps": core.steps,
     }
+
+
+def speculation(engine: Engine) -> dict[str, Any] | None:
+    """Tokens proposed for each sequence when one runs and when as many run as may, and the steps in which none were as
+    that was predicted to be slower; None where the plan does not decide it."""
+    drafter = engine.core.drafter
+    if not isinstance(drafter, PlannedDrafter):
+        return None
+    most = engine.core.scheduler.max_sequences
+    return {"alone": drafter.count(1), "together": drafter.count(most), "skipped_steps": drafter.skipped}
 
 
 def devices(running: RunningModel, before: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -117,7 +130,7 @@ def streamed(running: RunningModel) -> list[dict[str, Any]]:
     stats = getattr(running.model, "dispatch_stats", None)
     if stats is None:
         return []
-    return [{"device": device, **counters} for device, counters in stats().items()]
+    return [{"device": device, **counters} for device, counters in stats().items() if device != SPECULATION]
 
 
 def _entry(running: RunningModel, name: str, planned: Any, before: Mapping[str, int]) -> dict[str, Any]:

@@ -135,3 +135,38 @@ def test_a_peak_that_the_host_does_not_record_is_said_to_be_unknown(
 ) -> None:
     monkeypatch.setattr("bigmodel.devices.memory._STATUS", tmp_path / "no status")
     assert peak_text("cpu") == "unknown"
+
+
+def test_the_checkpoints_own_head_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def with_head(model: str, **options: Any) -> Loaded:
+        seen.update(options, model=model)
+        return Loaded(tiny_model(), tiny_tokenizer())
+
+    monkeypatch.setattr(bigmodel.server.loading, "load_with_head", with_head)
+    run("the cat", "--max-tokens", "2", "--speculate", "mtp")
+    assert (seen["model"], seen["draft_tokens"]) == ("folder", 1)
+    run("the cat", "--max-tokens", "2", "--speculate", "mtp", "--draft-tokens", "3")
+    assert seen["draft_tokens"] == 3
+    both = CliRunner().invoke(command, ["folder", "the cat", "--speculate", "mtp", "--draft-model", "other"])
+    assert both.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [((), 0), (("--prompt-lookup", "5"), 5), (("--draft-model", "folder"), 4)],
+    ids=["nothing", "prompt lookup", "a draft model"],
+)
+def test_the_plan_is_asked_for_what_is_proposed(options: tuple[str, ...], most: int, loaded: dict[str, Any]) -> None:
+    loads: list[int] = []
+    monkey = bigmodel.server.loading.load
+
+    def load(model: str, **given: Any) -> Loaded:
+        loads.append(given["draft_tokens"])
+        return monkey(model, **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bigmodel.server.loading, "load", load)
+        run("the cat", "--max-tokens", "2", *options)
+    assert loads[0] == most

@@ -13,6 +13,7 @@ from bigmodel.devices.empty import init_empty_weights
 from bigmodel.plan import Plan
 from bigmodel.profile.machine.machine import nominal_machine
 
+from ..mtp_checkpoints import save_with_head
 from ..profile.hub_server import HubServer
 
 
@@ -262,3 +263,24 @@ def test_a_config_that_transformers_does_not_know_is_one_line(folder: Path, caps
     errors = capsys.readouterr().err
     assert "never-heard-of" in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_plan_says_whether_proposals_pay_and_counts_the_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_with_head(tmp_path / "model", "glm4_moe")
+    capsys.readouterr()
+    arguments = ["plan", str(tmp_path / "model"), "--max-memory", "cpu=64MiB", "--context", "64", "--json"]
+    found = []
+    for more in ((), ("--speculate", "mtp")):
+        assert run([*arguments, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    plain, with_head = found
+    assert plain["speculation"] is None
+    assert with_head["speculation"]["most"] == 1
+    (cpu,) = (device for device in with_head["devices"] if device["device"] == "cpu")
+    (before,) = (device for device in plain["devices"] if device["device"] == "cpu")
+    assert cpu["draft"] > 0
+    assert cpu["total"] > before["total"]
+    assert cpu["budget"] == before["budget"]

@@ -160,3 +160,13 @@ def test_bytes_in_use_before_loading_are_measured() -> None:
     loading = Loading()
     loading.measure()
     assert loading.before["cpu"] > 0
+
+
+@pytest.mark.slow
+def test_the_plan_knows_the_passes_of_a_draft_model(folder: Path) -> None:
+    options = {"max_memory": {"cpu": "8MiB"}, "context_length": 64, "draft_tokens": 3}
+    found = load_with_draft(str(folder), str(folder), **options).plan.speculation  # type: ignore[arg-type]
+    assert found.most == 3
+    assert found.proposing > 0.5 * found.pass_seconds(1)  # of the same model, placed otherwise
+    assert found.count(1) == 0  # a draft model as slow as the model itself
+    assert load_with_draft(str(folder), None, **options).plan.speculation.count(1) == 3  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from ...devices.caching import hold_to, memory_peaks
 from ...devices.scripts import OverriddenScripts
 from ...errors import DispatchError
 from ...plan import Plan
+from ...plan.result.speculation import SPECULATION
 from ...quantized.host_kernels import PackedWeight
 from ...quantized.linear import QuantizedLinear
 from ..experts.cache import ExpertCache, expert_stats
@@ -224,7 +225,9 @@ class Dispatched(NotCopied):
 
         Targets are the accelerators, each with the counters of its own link; ``"cpu"``, for weights on disk that the
         host computes with; ``"experts"``, for experts that are fetched one by one; and ``"kv"``, for keys and values
-        that lie on the host. Where weights are quantised for
+        that lie on the host. ``"speculation"`` are no counters, but what the plan says of tokens that are proposed:
+        `most` of them for each sequence of a step, the number that it is fastest to propose (`tokens`; 0: none), for
+        the planned number of sequences, and how many times faster that is (`gain`). Where weights are quantised for
         the link, the counters include the relative errors of all of them: `quantization_error_mean` and
         `quantization_error_max`. Those of accelerators include the peak
         of the device's memory in this process: `peak_requested` by tensors, `peak_allocated` and `peak_reserved` for
@@ -247,6 +250,8 @@ class Dispatched(NotCopied):
             counters["kv"] = together([fetcher.stats for fetcher in self.kv.fetchers.values()])
         if self.expert_caches:
             counters["experts"] = expert_stats(self.expert_caches)
+        if self.plan.speculation is not None:
+            counters[SPECULATION] = self.plan.speculation.figures(self.plan.batch_size)
         return counters
 
     def refuse_while_running(self) -> None:

@@ -56,7 +56,7 @@ class FusedShard:
 
 def load_in_place(
     model: nn.Module,
-    checkpoint: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str] | Checkpoint,
     device_map: Mapping[str, DeviceLike] | None,
     **options: Any,
 ) -> None:
@@ -65,11 +65,11 @@ def load_in_place(
 
     Args:
         model: Any module.
-        checkpoint: A folder or file.
+        checkpoint: A folder or file, or one that is open.
         device_map: Device by module name; None loads every tensor to its present device.
         options: Further arguments of `load_checkpoint_in_model`.
     """
-    opened = Checkpoint.open(Path(checkpoint))
+    opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(Path(checkpoint))
     conversion = None
     if device_map is not None and DISK in device_map.values():
         conversion = _conversion(model, opened)

@@ -16,8 +16,9 @@ from ...errors import PlanError
 from ...limits import GRADIENT_BYTES, READ_AHEAD_BYTES, READERS, STAGING_BYTES, UNKNOWN_NEW_TOKENS
 from .budgets import Key, is_accelerator
 from .expert_split import ExpertSplit
+from .speculation import Speculation
 
-FORMAT = 9
+FORMAT = 10
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -39,6 +40,7 @@ class DevicePlan:
         workspace: workspace of kernels at that peak, and of libraries.
         slots: memory in which streamed units take turns; on the host, pages of units on disk that it computes with.
         training: gradients and optimizer state.
+        draft: peak of the part that proposes tokens, such as an MTP head, beside its keys and values.
         unused: bytes that its allocator reserves beyond all these, as CUDA's does: ends of segments, and gaps between
             tensors.
         context: bytes beside the total that no tensor gets: of the driver. Budgets do not cover them.
@@ -57,6 +59,7 @@ class DevicePlan:
     workspace: int = 0
     slots: int = 0
     training: int = 0
+    draft: int = 0
     unused: int = 0
     context: int = 0
     limited: bool = False
@@ -65,7 +68,7 @@ class DevicePlan:
     def allocated(self) -> int:
         """Predicted peak of tensors, each rounded as its allocator rounds it."""
         working = self.kv_cache + self.activations + self.workspace
-        return self.weights + self.buffers + working + self.slots + self.training
+        return self.weights + self.buffers + working + self.slots + self.training + self.draft
 
     @property
     def total(self) -> int:
@@ -172,6 +175,8 @@ class Plan:
         padded: whether sequences may be padded.
         dtype: dtype that weights are cast to; None: they keep theirs.
         prediction: predicted time; None if no time was predicted.
+        speculation: predicted seconds of passes in which proposed tokens are verified, by which a server proposes any;
+            None: none are asked for.
         guarded: whether nothing is known of its activations. Then nothing is resident on the accelerators that can be
             streamed, until the first forward of the dispatched model has measured them and a new plan is obeyed.
         notes: notes for the user, such as memory that could not be predicted.
@@ -203,6 +208,7 @@ class Plan:
     padded: bool = True
     dtype: str | None = None
     prediction: Prediction | None = None
+    speculation: Speculation | None = None
     guarded: bool = False
     notes: tuple[str, ...] = ()
 
@@ -254,6 +260,7 @@ class Plan:
             "format": FORMAT,
             "expert_cache": _pairs(self.expert_cache),
             "expert_split": None if self.expert_split is None else asdict(self.expert_split),
+            "speculation": None if self.speculation is None else asdict(self.speculation),
             "devices": [{**asdict(device), "total": device.total} for device in self.devices.values()],
             "parts": [asdict(part) for part in self.parts],
             "prediction": prediction,

@@ -21,7 +21,7 @@ def table(plan: Plan) -> RenderableType:
     blocks: list[RenderableType] = [_heading(plan), _parts(plan), _devices(plan)]
     if plan.prediction is not None:
         blocks.append(_time(plan))
-    blocks += [Text(f"note: {note}") for note in plan.notes]
+    blocks += [Text(f"note: {note}") for note in (*_speculation(plan), *plan.notes)]
     return Group(*blocks)
 
 
@@ -34,7 +34,9 @@ def plain_text(plan: Plan) -> str:
 
 def explain(plan: Plan) -> str:
     """Return sentences: the reason for each part's place, the memory of each device, the time that more would save."""
-    return "\n".join([*_part_sentences(plan), *_device_sentences(plan), *_time_sentences(plan), *plan.notes])
+    return "\n".join(
+        [*_part_sentences(plan), *_device_sentences(plan), *_time_sentences(plan), *_speculation(plan), *plan.notes]
+    )
 
 
 def _heading(plan: Plan) -> Text:
@@ -71,7 +73,7 @@ def _devices(plan: Plan) -> Table:
     drawn = Table()
     drawn.add_column("device")
     purposes = ["weights", "buffers", "kv_cache", "activations", "slots", "total"]
-    for name, before in (("workspace", -2), ("training", -1), ("unused", -1)):
+    for name, before in (("workspace", -2), ("training", -1), ("draft", -1), ("unused", -1)):
         if any(getattr(device, name) for device in plan.devices.values()):
             purposes.insert(before, name)
     for name in [*purposes, "budget", "free"]:
@@ -108,6 +110,7 @@ def _device_sentences(plan: Plan) -> Iterator[str]:
             "workspace of kernels": device.workspace,
             f"{_slots_on(plan, device.device)} slots for streamed parts": device.slots,
             "gradients and optimizer state": device.training,
+            "for the part that proposes tokens": device.draft,
             "that the allocator reserves beyond tensors": device.unused,
         }
         used = ", ".join(f"{format_size(nbytes)} {name}" for name, nbytes in purposes.items() if nbytes)
@@ -142,6 +145,11 @@ def _time_sentences(plan: Plan) -> Iterator[str]:
     yield f"A step takes {plan.prediction.token:.3g} s, bound by {plan.prediction.binds}."
     for device, seconds in plan.prediction.seconds_saved_per_gib.items():
         yield f"One more GiB on device {device} would take {seconds:.3g} s off a step."
+
+
+def _speculation(plan: Plan) -> Iterator[str]:
+    if plan.speculation is not None:
+        yield plan.speculation.describe(plan.batch_size)
 
 
 def runs_of(parts: Sequence[Part]) -> Iterator[list[Part]]:

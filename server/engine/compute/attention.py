@@ -15,7 +15,7 @@ On accelerators keys and values are in pages of one arena. There all calls of a 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -259,6 +259,9 @@ def ragged_attention(
         layer = cache.updated
     cache.attended.add(layer)
     options: dict[str, Any] = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
+    expand = getattr(module, "expand_kv", None)
+    if expand is not None:
+        return _expanded(cache, layer, query, value, options, expand)[None], None
     # Many small calls, none of them a linear layer: function modes (see host_linear) need not see them.
     with torch._C.DisableTorchFunction():
         if cache.arena is None:
@@ -277,6 +280,27 @@ def _by_sequence(
         first, rows = call.first(options["window"]), slice(call.row, call.row + call.end - call.start)
         keys, values = call.kv.span(layer, first, call.end)
         out[rows] = attend(query[0, :, rows], keys, values, offset=call.start - first, **options)
+    return out
+
+
+def _expanded(
+    cache: RaggedCache,
+    layer: int,
+    query: torch.Tensor,
+    value: torch.Tensor,
+    options: dict[str, Any],
+    expand: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+) -> torch.Tensor:
+    """Attention [tokens, heads, dim] of a layer that caches latents, of which it makes keys and values (MLA).
+
+    Those of each call are made anew, with as many rows alone and in a batch: so they have the same bits.
+    """
+    out = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
+    for call in cache.calls:
+        first, rows = call.first(options["window"]), slice(call.row, call.row + call.end - call.start)
+        latents, rotated = call.kv.span(layer, first, call.end)
+        keys, values = expand(latents[None], rotated[None])
+        out[rows] = attend(query[0, :, rows], keys[0], values[0], offset=call.start - first, **options)
     return out
 
 

@@ -6,6 +6,7 @@ It pays where weights are streamed: verifying four tokens takes one pass over th
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from bigmodel.server.engine.compute.runner import PackedRunner, PackedTokens
 from bigmodel.server.engine.kv.buffers import SequenceKV, round_up
 from bigmodel.server.engine.sampling.sampler import likeliest
 from bigmodel.server.engine.scheduling.request import Sequence
+from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 
 _PREFILL = 512  # tokens of a prompt that the draft model computes in one step
 
@@ -32,6 +34,10 @@ class Drafter(Protocol):
 
     def bytes_per_token(self) -> dict[str, int]:
         """Bytes of the draft model's keys and values per position, by device."""
+        ...
+
+    def watching(self, batch: Seq[ScheduledTokens]) -> AbstractContextManager[None]:
+        """A context within which the model computes ``batch``, for those that propose by what it computes."""
         ...
 
 
@@ -61,6 +67,10 @@ class ModelDrafter:
     def bytes_per_token(self) -> dict[str, int]:
         """See :meth:`Drafter.bytes_per_token`."""
         return self._runner.bytes_per_token()
+
+    def watching(self, batch: Seq[ScheduledTokens]) -> AbstractContextManager[None]:
+        """See :meth:`Drafter.watching`."""
+        return nullcontext()
 
     def propose(self, sequences: Seq[Sequence]) -> None:
         """See :meth:`Drafter.propose`."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from bigmodel.server.engine.scheduling.request import Sequence
+from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 
 LENGTHS = (3, 2)
 """Numbers of last tokens that are looked up, one after the other."""
@@ -96,6 +98,10 @@ class PromptLookup:
     def bytes_per_token(self) -> dict[str, int]:
         """See :meth:`Drafter.bytes_per_token`."""
         return {}
+
+    def watching(self, batch: Seq[ScheduledTokens]) -> AbstractContextManager[None]:
+        """See :meth:`Drafter.watching`."""
+        return nullcontext()
 
     def propose(self, sequences: Seq[Sequence]) -> None:
         """See :meth:`Drafter.propose`."""

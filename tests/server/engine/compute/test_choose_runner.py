@@ -47,6 +47,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "phi": lambda: transformers.PhiConfig(**SMALL),
     "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4),
+    "deepseek_v3, which caches latents": lambda: transformers.DeepseekV3Config(
+        **{**SMALL, "num_key_value_heads": 4}, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+        v_head_dim=12, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=16,
+        first_k_dense_replace=1
+    ),
     "gpt-oss with sinks": lambda: transformers.GptOssConfig(
         **SMALL, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=4, rope_parameters={
             "rope_type": "default", "rope_theta": 10000.0
