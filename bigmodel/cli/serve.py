@@ -231,9 +231,7 @@ def serve(
                 _serve(_several(served, options, budgets, adapters), settings, host, port, log_level.value)
             )
         options["max_memory"] = budgets
-        load_all = partial(
-            _load, served[first], draft_model, speculate is not None, adapters.get(lone, {}), options
-        )
+        load_all = partial(_load, served[first], draft_model, speculate is not None, adapters.get(lone, {}), options)
         if not replicated:
             raise typer.Exit(_serve(load_all, settings, host, port, log_level.value))
     raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
