@@ -20,6 +20,7 @@ from ..devices.empty import init_empty_weights
 from ..errors import CheckpointFormatError
 from ..plan import Plan
 from ..profile.model.tensors import torch_dtype
+from ..profile.model.stage import cut_stage
 from ..profile.source import model_config
 from ..profile.trace.dry_run import SampleInputs
 from ..sources.gguf.model import SUFFIX as GGUF_SUFFIX
@@ -57,6 +58,7 @@ def from_pretrained(
     per_pass: bool = True,
     sample_inputs: SampleInputs | None = None,
     padded: bool = True,
+    layers: tuple[int, int] | None = None,
 ) -> PreTrainedModel:
     """Load a transformers model from a folder or the Hub, placed by plan and dispatched.
 
@@ -89,6 +91,8 @@ def from_pretrained(
             themselves, as the server does.
         sample_inputs: As for `dispatch_model`.
         padded: Memory is planned for padded sequences too; False: no sequence is ever padded.
+        layers: Load a stage alone, the layers from the first number to before the second, as `run_over_nodes` does;
+            None: all.
 
     Returns:
         The model in eval mode, with `hf_device_map`; `get_plan(model)` returns its plan.
@@ -102,6 +106,8 @@ def from_pretrained(
     folder = _folder_of(checkpoint)
     planned = dtype_of(device_map) if isinstance(device_map, Plan) else None
     model = build_on_meta(folder, planned or dtype, trust_remote_code)
+    if layers is not None:
+        cut_stage(model, *layers)
     initialised = _initialise_unsaved(model, folder)
     arguments = PlanArguments.read(
         main_device=main_device,
