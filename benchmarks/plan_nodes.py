@@ -45,7 +45,12 @@ def run(options: argparse.Namespace) -> Report:
         began = time.perf_counter()
         made = plan_nodes(folder, nodes, 1, CONTEXT, new_tokens=NEW_TOKENS, objective=objective)
         rows.append([objective, *_figures(made), time.perf_counter() - began])
-    columns = [Column("cut for"), Column("layers of each host"), Column("weights", "bytes"), Column("streamed", "bytes")]
+    columns = [
+        Column("cut for"),
+        Column("layers of each host"),
+        Column("weights", "bytes"),
+        Column("streamed", "bytes"),
+    ]
     columns += [Column("predicted step", "seconds"), Column("slowest stage", "seconds"), Column("prompt", "seconds")]
     columns += [Column("time to plan", "seconds")]
     return Report(

@@ -19,8 +19,8 @@ from ..devices.default_dtype import changing_default_dtype
 from ..devices.empty import init_empty_weights
 from ..errors import CheckpointFormatError
 from ..plan import Plan
-from ..profile.model.tensors import torch_dtype
 from ..profile.model.stage import cut_stage
+from ..profile.model.tensors import torch_dtype
 from ..profile.source import model_config
 from ..profile.trace.dry_run import SampleInputs
 from ..sources.gguf.model import SUFFIX as GGUF_SUFFIX

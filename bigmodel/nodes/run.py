@@ -49,7 +49,9 @@ def run_over_nodes(
     """
     stages = plan.stages
     if len(stages) > 1 and "WORLD_SIZE" not in os.environ:
-        raise LaunchError(f"the plan has {len(stages)} stages: start as many processes with torchrun or bigmodel launch")
+        raise LaunchError(
+            f"the plan has {len(stages)} stages: start as many processes with torchrun or bigmodel launch"
+        )
     rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if count != len(stages):
         raise LaunchError(f"the plan has {len(stages)} stages, and {count} processes were started: start one for each")

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class RunningStage:
             head = self.model.lm_head
             assert isinstance(head, PassedHead)
             head.exchange = self._take_logits
-            self.model.forward = update_wrapper(self._lead, self._forward)
+            self.model.forward = update_wrapper(partial(self._lead), self._forward)
 
     def follow(self) -> None:
         """Run this stage in each forward of the first one, until that ends.
@@ -126,7 +126,9 @@ class RunningStage:
         unknown = sorted(name for name, value in kwargs.items() if name not in _KNOWN and value is not None)
         if unknown or len(args) > 1 or kwargs.get("input_ids") is None:
             wrong = unknown[0] if unknown else "no input_ids by name"
-            raise ServeError(f"a model over several nodes was called with {wrong}; it takes {', '.join(sorted(_KNOWN))}")
+            raise ServeError(
+                f"a model over several nodes was called with {wrong}; it takes {', '.join(sorted(_KNOWN))}"
+            )
         cache = kwargs.get("past_key_values")
         if cache is None and kwargs.get("use_cache", True):
             cache = kwargs["past_key_values"] = DynamicCache(config=self.model.config)

@@ -1,6 +1,6 @@
 """What the processes of the tests of `run_over_nodes` run: generate, and write the tokens and the time of a step.
 
-    torchrun ... -m tests.nodes.deployment FOLDER PLAN OUTPUT [--slow] [--kill RANK]
+torchrun ... -m tests.nodes.deployment FOLDER PLAN OUTPUT [--slow] [--kill RANK]
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ def three_nodes(folder: Path, link: LinkSpeed = LinkSpeed(1e9)) -> NodesPlan:
     return plan_nodes(folder, Nodes(nodes, link), 2, context_length=32)
 
 
-def launched(folder: Path, plan: NodesPlan, output: Path, *options: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
+def launched(
+    folder: Path, plan: NodesPlan, output: Path, *options: str, restarts: int = 0
+) -> subprocess.CompletedProcess[str]:
     """Run the deployment in three processes to its end."""
     (output / "plan.json").write_text(plan.to_json())
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
