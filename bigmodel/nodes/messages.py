@@ -72,6 +72,6 @@ class Peer:
     def _gone(self, error: RuntimeError) -> ServeError:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return ServeError(
-            f"node {self.node!r} (rank {self.rank}) no longer answers, or one before it does not: requests that run are "
-            f"ended, and the launcher starts the deployment again ({reason})"
+            f"node {self.node!r} (rank {self.rank}) no longer answers, or one before it does not: requests that run "
+            f"are ended, and the launcher starts the deployment again ({reason})"
         )

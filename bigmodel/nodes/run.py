@@ -26,12 +26,12 @@ def run_over_nodes(
 ) -> Result | None:
     """Load this process's stage of a model and run it; on the first node, call `main` with the model.
 
-    Call it in every process of `torchrun` or `bigmodel launch`, as many as the plan has stages. Process 0 has the first
-    stage: `main` gets a model whose `generate` and calls run all stages, with the bits of one process. The other
+    Call it in every process of `torchrun` or `bigmodel launch`, as many as the plan has stages. Process 0 has the
+    first stage: `main` gets a model whose `generate` and calls run all stages, with the bits of one process. The other
     processes follow until `main` returns.
 
-    If a process ends, calls of the model raise ServeError, and so does this function in the processes that are left: let
-    it end them, and the launcher (`--max-restarts`) starts all of them again.
+    If a process ends, calls of the model raise ServeError, and so does this function in the processes that are left:
+    let it end them, and the launcher (`--max-restarts`) starts all of them again.
 
     Args:
         checkpoint: the folder or Hub id of the model, on each node: a copy of its own or a shared one. Only weights of

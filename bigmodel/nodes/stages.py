@@ -53,7 +53,7 @@ class RunningStage:
         ends: on the first stage the last one, and on the last the first: between them go logits.
     """
 
-    model: nn.Module
+    model: Any
     start: int
     stop: int
     before: Peer | None
@@ -104,7 +104,7 @@ class RunningStage:
             self.behind.send({"stop": True}, {})
 
     def _arguments(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call beside its tensors: the cache as the first stage has it, and logits to keep."""
+        """Return the arguments of a call beside its tensors: the cache as the first stage has it, logits to keep."""
         from transformers import DynamicCache
 
         for number in values["dropped"]:

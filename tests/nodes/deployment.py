@@ -25,7 +25,7 @@ MASK = [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]
 
 
 def generated(model: Any, tokens: int = 6) -> dict[str, Any]:
-    """Return tokens and logits that a model generates greedily from two prompts, one of them padded, and the seconds."""
+    """Return tokens and logits that a model generates greedily from two prompts, one of them padded, and seconds."""
     began = time.perf_counter()
     output = model.generate(
         torch.tensor(PROMPT),

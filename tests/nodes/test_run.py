@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -26,16 +27,16 @@ ROOT = Path(__file__).parents[2]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("nodes") / "model"
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4}
+    sizes: Any = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128)).save_pretrained(path, max_shard_size="200KB")
     return path
 
 
-def three_nodes(folder: Path, link: LinkSpeed = LinkSpeed(1e9)) -> NodesPlan:
+def three_nodes(folder: Path, rate: float = 1e9) -> NodesPlan:
     """Return a plan for three nodes, the second of which has too little RAM for its layers."""
     budgets = ("10MB", "400KB", "10MB")
     nodes = tuple(Node(f"n{at}", {"cpu": budget}, nominal_machine()) for at, budget in enumerate(budgets))
-    return plan_nodes(folder, Nodes(nodes, link), 2, context_length=32)
+    return plan_nodes(folder, Nodes(nodes, LinkSpeed(rate)), 2, context_length=32)
 
 
 def launched(
@@ -43,8 +44,8 @@ def launched(
 ) -> subprocess.CompletedProcess[str]:
     """Run the deployment in three processes to its end."""
     (output / "plan.json").write_text(plan.to_json())
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    command += ["--max-restarts", str(restarts), "--monitor-interval", "0.2", "-m", "tests.nodes.deployment"]
+    command = [sys.executable, "-m", "bigmodel", "launch", "--cpu", "--num_processes", "3"]
+    command += ["--max_restarts", str(restarts), "--monitor_interval", "0.2", "-m", "tests.nodes.deployment"]
     command += [str(folder), str(output / "plan.json"), str(output), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from transformers import LlamaForCausalLM
 
@@ -11,7 +13,7 @@ from ...profile.models import tiny_llama
 from ..machines import machine
 
 LINK = LinkSpeed(1e6, 1e-3)
-SHAPE = {"context_length": 32, "new_tokens": 8}
+SHAPE: Any = {"context_length": 32, "new_tokens": 8}
 
 
 def nodes_of(*budgets: str, host: float = 1e-9) -> Nodes:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,9 +11,14 @@ from bigmodel.errors import PlanError
 from bigmodel.profile.model.stage import PassedHead, PassedLayer, cut_stage, layers_of
 
 
-def llama(**config: object) -> LlamaForCausalLM:
+def llama(**config: Any) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
     return LlamaForCausalLM(LlamaConfig(**{**sizes, "vocab_size": 64, **config})).eval()
 
 
