@@ -19,7 +19,7 @@ def llama(**config: Any) -> LlamaForCausalLM:
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
     }
-    return LlamaForCausalLM(LlamaConfig(**{**sizes, "vocab_size": 64, **config})).eval()
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=4, **{**sizes, "vocab_size": 64, **config})).eval()
 
 
 @torch.no_grad()
@@ -38,7 +38,7 @@ def test_stages_that_hand_on_hidden_states_have_the_bits_of_the_whole(tied: bool
         return hidden
 
     for stage, (before, behind) in zip(stages, ((None, 1), (0, 3), (2, None))):
-        layers = layers_of(stage)
+        layers: Any = layers_of(stage)
         if before is not None:
             layers[before].exchange = take
         if behind is not None:
