@@ -24,6 +24,13 @@ from .messages import Peer
 _TENSORS = ("input_ids", "attention_mask", "position_ids")
 _KNOWN = frozenset({*_TENSORS, "past_key_values", "use_cache", "logits_to_keep", "return_dict"})
 
+_REORDERING = ("reorder_cache", "batch_repeat_interleave", "batch_select_indices")
+"""Methods of a cache that other stages would have to follow."""
+
+
+def _refuse_reordering(*_: Any, **__: Any) -> None:
+    raise ServeError("a model over several nodes does not reorder its cache: generate without beams")
+
 
 @dataclass
 class _Call:
@@ -149,6 +156,8 @@ class RunningStage:
             self._count += 1
             self._numbers[cache] = self._count
             weakref.finalize(cache, self._dropped.append, self._count)
+            for name in _REORDERING:
+                setattr(cache, name, _refuse_reordering)
         return self._numbers[cache]
 
     def _take(self, passed: torch.Tensor) -> torch.Tensor:

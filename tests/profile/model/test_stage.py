@@ -13,13 +13,8 @@ from bigmodel.profile.model.stage import PassedHead, PassedLayer, cut_stage, lay
 
 def llama(**config: Any) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-    }
-    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=4, **{**sizes, "vocab_size": 64, **config})).eval()
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 64}
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, "num_hidden_layers": 4, **config})).eval()
 
 
 @torch.no_grad()
