@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,6 +81,13 @@ def plan(
     ranks: Annotated[int, typer.Option(min=1, help="Processes that train together.")] = 1,
     sharding: Annotated[str, typer.Option(help="How they shard the model: ddp or fsdp.")] = "ddp",
     checkpointing: Annotated[bool, typer.Option(help="Recompute the activations of blocks in backward.")] = False,
+    nodes: Annotated[
+        Path | None,
+        typer.Option(
+            help="Plan over several hosts, a stage of layers on each: a JSON file of their budgets and links. "
+            "--objective: latency (of a step, the default) or throughput (the slowest stage is fastest)."
+        ),
+    ] = None,
 ) -> None:
     """Plan MODEL from its config and safetensors headers; no weight is read or downloaded."""
     from bigmodel.plan import make_plan, plan_training
@@ -88,6 +96,23 @@ def plan(
     from bigmodel.server.loading import LoadOptions, parse_max_memory, plan_with_head
     from bigmodel.sources.resolve import open_source
 
+    if nodes is not None:
+        given = {
+            "--max-memory": max_memory is not None,
+            "--strategy": strategy != "auto",
+            "--input": bool(inputs),
+            "--no-padded": not padded,
+            "--strict": strict,
+            "--plot": plot is not None,
+            "--explain": explain,
+            "--offload-dtype": offload_dtype is not None,
+            "--host-kernels": host_kernels != "exact",
+            "--train": train is not None,
+        }
+        _refuse_beside_nodes(given)
+        shape = (batch_size or 1, context, None if dtype == "auto" else dtype, new_tokens)
+        _show_nodes(model, nodes, shape, (objective or "latency", offload or "stream", revision), as_json)
+        return
     if train is not None and (inputs or strict):
         raise typer.BadParameter("--input and --strict apply to inference only; remove them or --train")
     if train is None and (ranks > 1 or sharding != "ddp" or checkpointing):
@@ -142,6 +167,30 @@ def _check_search(objective: str | None, offload: str | None, strategy: str, tra
         raise typer.BadParameter("--strategy fills devices without a search; remove it or --objective")
     if objective is not None and train is not None:
         raise typer.BadParameter("--objective applies to generation only; remove it or --train")
+
+
+def _refuse_beside_nodes(given: Mapping[str, bool]) -> None:
+    """Reject options that do not apply to a plan over nodes."""
+    ignored = [name for name, is_given in given.items() if is_given]
+    if ignored:
+        raise typer.BadParameter(f"{', '.join(ignored)}: not with --nodes, whose file has the budgets; remove one")
+
+
+def _show_nodes(
+    model: str,
+    nodes: Path,
+    shape: tuple[int, int | None, str | None, int | None],
+    way: tuple[str, str, str | None],
+    as_json: bool,
+) -> None:
+    """Print the plan over nodes. `shape`: arguments of `plan_nodes` from `batch_size` on; `way`: those after them."""
+    from bigmodel.plan import plan_nodes, read_nodes
+
+    found = plan_nodes(model, read_nodes(nodes), *shape, *way)
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        print_tables(found.to_table())
 
 
 def _show(found: Plan, as_json: bool, explain: bool, plot: Path | None) -> None:

@@ -19,6 +19,7 @@ from ..devices.default_dtype import changing_default_dtype
 from ..devices.empty import init_empty_weights
 from ..errors import CheckpointFormatError
 from ..plan import Plan
+from ..profile.model.stage import cut_stage
 from ..profile.model.tensors import torch_dtype
 from ..profile.source import model_config
 from ..profile.trace.dry_run import SampleInputs
@@ -59,6 +60,7 @@ def from_pretrained(
     padded: bool = True,
     draft_tokens: int = 0,
     draft: Plan | None = None,
+    layers: tuple[int, int] | None = None,
 ) -> PreTrainedModel:
     """Load a transformers model from a folder or the Hub, placed by plan and dispatched.
 
@@ -93,6 +95,8 @@ def from_pretrained(
         padded: Memory is planned for padded sequences too; False: no sequence is ever padded.
         draft_tokens: As for `plan`: tokens that a caller proposes for each sequence of a step, at most.
         draft: As for `plan`: the plan of what proposes them.
+        layers: Load a stage alone, the layers from the first number to before the second, as `run_over_nodes` does;
+            None: all.
 
     Returns:
         The model in eval mode, with `hf_device_map`; `get_plan(model)` returns its plan.
@@ -106,6 +110,8 @@ def from_pretrained(
     folder = _folder_of(checkpoint)
     planned = dtype_of(device_map) if isinstance(device_map, Plan) else None
     model = build_on_meta(folder, planned or dtype, trust_remote_code)
+    if layers is not None:
+        cut_stage(model, *layers)
     initialised = _initialise_unsaved(model, folder)
     arguments = PlanArguments.read(
         main_device=main_device,

@@ -6,6 +6,14 @@ from .memory.staging import StagingMemory as StagingMemory
 from .memory.staging import staging as staging
 from .memory.staging import staging_memory as staging_memory
 from .memory.usage import read_ahead_window as read_ahead_window
+from .nodes.description import Node as Node
+from .nodes.description import Nodes as Nodes
+from .nodes.description import parse_nodes as parse_nodes
+from .nodes.description import read_nodes as read_nodes
+from .nodes.planner import plan_nodes as plan_nodes
+from .nodes.result import Crossing as Crossing
+from .nodes.result import NodesPlan as NodesPlan
+from .nodes.result import Stage as Stage
 from .planner import OBJECTIVES as OBJECTIVES
 from .planner import STRATEGIES as STRATEGIES
 from .planner import make_plan as make_plan

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForC
 
 from bigmodel.cli.main import run
 from bigmodel.devices.empty import init_empty_weights
-from bigmodel.plan import Plan
+from bigmodel.plan import NodesPlan, Plan
 from bigmodel.profile.machine.machine import nominal_machine
 
 from ..mtp_checkpoints import save_with_head
@@ -284,3 +284,17 @@ def test_the_plan_says_whether_proposals_pay_and_counts_the_head(
     assert cpu["draft"] > 0
     assert cpu["total"] > before["total"]
     assert cpu["budget"] == before["budget"]
+
+
+@pytest.mark.slow
+def test_nodes_are_planned_from_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [{"name": name, "max_memory": {"cpu": "1MB"}, "machine": "nominal"} for name in ("a", "b")]
+    (tmp_path / "nodes.json").write_text(json.dumps({"nodes": nodes, "link": {"rate": "1GB"}}))
+    options = ["--nodes", str(tmp_path / "nodes.json"), "--context", "16"]
+    assert run(["plan", str(folder), *options, "--json"]) == 0
+    plan = NodesPlan.from_json(capsys.readouterr().out)
+    assert [stage.node for stage in plan.stages] == ["a", "b"]
+    assert run(["plan", str(folder), *options]) == 0
+    assert "slowest" in capsys.readouterr().out
+    assert run(["plan", str(folder), *options, "--max-memory", "cpu=1MB"]) != 0
+    assert "--max-memory: not with --nodes" in " ".join(capsys.readouterr().err.split())
