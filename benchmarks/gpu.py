@@ -75,6 +75,7 @@ PARTS = (
     Part("stand-in", "transformers' own loader with bigmodel in accelerate's place", ("--files", "cached")),
     Part("serve-streamed", "requests on streamed weights"),
     Part("prompt-lookup", "fewer steps over streamed weights"),
+    Part("speculation", "fewer steps by an MTP head or a draft model"),
     Part("prefix-folder", "prompts that are read and not computed"),
     Part("quantized", "weights cross the link as int8 and int4"),
     Part("resident", "nothing is left on a resident model"),
