@@ -40,10 +40,11 @@ def run(options: argparse.Namespace) -> Report:
     """Plan for the least step and for the fastest slowest stage."""
     folder = make(ARCHITECTURE, options.workdir, options.quick)
     nodes = four_hosts("2MB", "50MB") if options.quick else four_hosts()
+    context, new_tokens = (64, 16) if options.quick else (CONTEXT, NEW_TOKENS)
     rows: list[list[Cell]] = []
     for objective in OBJECTIVES:
         began = time.perf_counter()
-        made = plan_nodes(folder, nodes, 1, CONTEXT, new_tokens=NEW_TOKENS, objective=objective)
+        made = plan_nodes(folder, nodes, 1, context, new_tokens=new_tokens, objective=objective)
         rows.append([objective, *_figures(made), time.perf_counter() - began])
     columns = [
         Column("cut for"),
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> Report:
     return Report(
         "plan_nodes",
         options.device,
-        settings={"context": CONTEXT, "new tokens": NEW_TOKENS},
+        settings={"context": context, "new tokens": new_tokens},
         tables=[Table("Four hosts of two accelerators, by nominal speeds", columns, rows)],
         notes=["Speeds are nominal, not measured: the figures are those of the simulator."],
     )
