@@ -61,17 +61,17 @@ def test_a_node_with_little_memory_has_fewer_layers() -> None:
     layer = sum(each.nbytes for each in llama().model.layers[0].parameters())
     head = llama().lm_head.weight.nbytes
     small = 2 * layer + head + 200_000
-    made = plan_nodes(llama(8), nodes_of("10MB", str(small)), **SHAPE)
+    made = plan_nodes(llama(5), nodes_of("10MB", str(small)), **SHAPE)
     assert made.stages[1].plan.devices["cpu"].total <= small
     with pytest.raises(BudgetError, match="node 'n1' with layers"):
-        plan_nodes(llama(8), nodes_of("10MB", str(head // 2)), **SHAPE)
+        plan_nodes(llama(2), nodes_of("10MB", str(head // 2)), **SHAPE)
 
 
 @pytest.mark.slow
 def test_throughput_gives_the_slow_node_fewer_layers() -> None:
     slow, fast = Node("slow", {"cpu": "10MB"}, machine(host=4e-9)), Node("fast", {"cpu": "10MB"}, machine(host=1e-9))
-    made = plan_nodes(llama(8), Nodes((slow, fast), LinkSpeed(1e9)), objective="throughput", **SHAPE)
-    assert made.stages[0].stop < 4
+    made = plan_nodes(llama(5), Nodes((slow, fast), LinkSpeed(1e9)), objective="throughput", **SHAPE)
+    assert made.stages[0].stop == 1
 
 
 @pytest.mark.slow
