@@ -25,7 +25,7 @@ from ..models import llama
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
-LAYERS = 8
+LAYERS, NEW_TOKENS = 5, 4
 
 
 def model() -> Any:
@@ -34,12 +34,18 @@ def model() -> Any:
 
 @cache
 def profile() -> Profile:
-    return profile_model(model(), context_length=64, new_tokens=12, device_type="virtual")
+    return profile_model(model(), context_length=56, new_tokens=NEW_TOKENS, device_type="virtual")
 
 
 def on_device() -> Any:
     """The slow twin: all keys and values on the device."""
     return dispatch_model(model(), {"": 0})
+
+
+@cache
+def expected() -> Any:
+    """Return what the slow twin generates."""
+    return generated(on_device())
 
 
 def with_kv_on_host(names: set[str] | None = None) -> Plan:
@@ -54,7 +60,7 @@ def generated(found: Any, **options: Any) -> Any:
     ids = torch.arange(52)[None] % 90
     keys = {"output_logits": True, "return_dict_in_generate": True, "do_sample": False, **options}
     with torch.inference_mode():
-        return found.generate(ids.to("virtual:0"), max_new_tokens=12, **keys)
+        return found.generate(ids.to("virtual:0"), max_new_tokens=NEW_TOKENS, **keys)
 
 
 def assert_equal(found: Any, expected: Any) -> None:
@@ -67,13 +73,13 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [None, {"model.layers.1"}, {"model.layers.0", "model.layers.5"}, {f"model.layers.{at}" for at in (1, 4)}],
+    [None, {"model.layers.1"}, {"model.layers.0", "model.layers.3"}, {f"model.layers.{at}" for at in (1, 4)}],
 )
 def test_tokens_logits_and_cache_are_those_of_a_cache_on_the_device(names: set[str] | None) -> None:
     found = generated(dispatch_model(model(), with_kv_on_host(names)))
     kinds = [isinstance(layer, HostKVLayer) for layer in found.past_key_values.layers]
     assert kinds == [names is None or f"model.layers.{at}" in names for at in range(LAYERS)]
-    assert_equal(found, generated(on_device()))
+    assert_equal(found, expected())
 
 
 def test_beams_are_reordered_as_on_the_device() -> None:
@@ -122,7 +128,7 @@ def test_undispatching_leaves_no_hook() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [460_000, 500_000])
+@pytest.mark.parametrize("budget", [450_000, 460_000])
 def test_the_peak_is_the_planned_one_and_within_the_budget(budget: int) -> None:
     found = plan(profile(), {0: budget, "cpu": 10**9})
     assert found.kv_on_host
