@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bigmodel.benchmarks.router_traces import LOCAL, UNIFORM, Habits, Trace, draw_trace, following
-from tests.dispatch.mixtures import chosen_by, mixtral
+from tests.dispatch.mixtures import LAYERS, chosen_by, mixtral
 
 
 def repeated(trace: Trace) -> float:
@@ -46,10 +46,10 @@ def test_more_experts_than_there_are_cannot_be_chosen() -> None:
 
 
 def test_the_routers_of_a_model_follow_a_trace_token_by_token() -> None:
-    trace = draw_trace(3, 8, 2, 2, UNIFORM)
+    trace = draw_trace(LAYERS, 8, 2, 2, UNIFORM)
     model = mixtral()
     token = torch.ones(1, 1, dtype=torch.long)
     with following(model, trace):
         seen = chosen_by(model, token, token, token)
-    assert [sorted(each) for each in seen] == [trace[layer][turn % 2] for turn in range(3) for layer in range(3)]
+    assert [sorted(each) for each in seen] == [trace[layer][turn % 2] for turn in range(3) for layer in range(LAYERS)]
     assert [set(each) for each in chosen_by(model, token)] == [set(each) for each in chosen_by(mixtral(), token)]

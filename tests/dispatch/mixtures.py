@@ -18,10 +18,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+LAYERS = 2
+
 _SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": LAYERS,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 64,
@@ -30,7 +32,7 @@ _SMALL: dict[str, Any] = {
 
 
 def mixtral(**changes: Any) -> MixtralForCausalLM:
-    """8 experts, 2 for each token, in each of 3 layers; an expert has 3 * 32 * 64 elements."""
+    """8 experts, 2 for each token, in each of 2 layers; an expert has 3 * 32 * 64 elements."""
     torch.manual_seed(0)
     sizes = {**_SMALL, "num_local_experts": 8, "num_experts_per_tok": 2, **changes}
     return MixtralForCausalLM(MixtralConfig(**sizes)).eval()

@@ -29,7 +29,7 @@ from bigmodel.profile.trace.generation import keeps_mask
 from bigmodel.verify.planned_use import planned_use
 from tests.marks import slow_but
 
-from ...dispatch.mixtures import deepseek_v3, mixtral
+from ...dispatch.mixtures import LAYERS, deepseek_v3, mixtral
 from ...profile.models import Stack, on_meta, tiny_llama
 from ..machines import machine
 
@@ -185,7 +185,7 @@ def test_the_expert_cache_is_two_whole_layers_less_the_slots_without_experts() -
     assignment = streamed(profile)
     caches = expert_capacities(profile, assignment)
     block = next(unit for unit in profile.units if unit.is_block)
-    assert set(caches.values()) == {ExpertCapacity(16, 24, block.experts[0].nbytes)}
+    assert set(caches.values()) == {ExpertCapacity(16, 8 * LAYERS, block.experts[0].nbytes)}
     assert passing_usage(profile.units, assignment).of(0, SLOTS) == 2 * block.slot_bytes()
 
 
