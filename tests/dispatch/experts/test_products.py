@@ -17,7 +17,6 @@ from torch import nn
 from bigmodel.devices import HOST, virtual
 from bigmodel.dispatch import dispatch_model, from_pretrained, get_plan, undispatch
 from bigmodel.plan.result.expert_split import ExpertSplit
-
 from tests.examples import few
 
 from ..mixtures import EXPERT_BYTES, LAYERS, MIXTURES, experts_of, mixtral, tokens
