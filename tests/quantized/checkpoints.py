@@ -38,10 +38,11 @@ from bigmodel.sources.headers import TensorEntry
 
 from .twins import Tensors, Twin
 
+LAYERS = 2
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": LAYERS,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -83,7 +84,7 @@ def deepseek_v3(**changes: Any) -> PreTrainedModel:
 
 def gpt_oss(**changes: Any) -> PreTrainedModel:
     """4 experts, 2 for each token, with biases; matrices are transposed."""
-    sizes = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 3}
+    sizes = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * LAYERS}
     return GptOssForCausalLM(GptOssConfig(**{**sizes, **changes}))
 
 

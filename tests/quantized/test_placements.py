@@ -23,14 +23,14 @@ from .twins import LINEAR, Twin, bnb4, fp8, mxfp4, packed
 FEW = [twin for twin in LINEAR if twin.name in ("fp8", "int4-group", "nf4-nested")]
 FURTHER = [twin for twin in LINEAR if twin not in FEW]
 MIXTURES = [(fp8(), mixtral), (fp8(), deepseek_v3), (packed(), qwen3_moe), (mxfp4(), gpt_oss)]
-LAYERS = [f"model.layers.{n}" for n in range(3)]
+LAYERS = [f"model.layers.{n}" for n in range(2)]
 ENDS: dict[str, Any] = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), 0)
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "resident": {"": 0},
     "streamed from RAM": {**ENDS, **dict.fromkeys(LAYERS, "cpu")},
     "streamed from disk": {**ENDS, **dict.fromkeys(LAYERS, "disk")},
     "on disk, computed on the host": {"": "disk"},
-    "over two accelerators": {**ENDS, LAYERS[0]: 0, LAYERS[1]: 1, LAYERS[2]: "cpu"},
+    "over two accelerators": {**ENDS, LAYERS[0]: 1, LAYERS[1]: "cpu"},
 }
 RESTORED = ("streamed from disk", "on disk, computed on the host")
 """Placements of all formats: restored in a slot, and on the host. What else differs, no format sees."""

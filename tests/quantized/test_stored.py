@@ -15,7 +15,7 @@ from bigmodel.checkpoint import save_model
 from bigmodel.dispatch import from_pretrained
 from bigmodel.quantized.stored import stored_names
 
-from .checkpoints import TOKENS, deepseek_v3, gpt_oss, llama, mixtral, published, qwen3_moe
+from .checkpoints import LAYERS, TOKENS, deepseek_v3, gpt_oss, llama, mixtral, published, qwen3_moe
 from .twins import LINEAR, Twin, bnb4, fp8, mxfp4, packed
 
 
@@ -23,7 +23,7 @@ def test_a_dtype_is_that_of_restored_weights(tmp_path: Path) -> None:
     whole = published(tmp_path / "q", packed()).float()
     model = from_pretrained(tmp_path / "q", device_map="cpu", dtype="float32", context_length=16)
     names = stored_names(model)
-    assert len(names) == 3 * 21
+    assert len(names) == 3 * 7 * LAYERS
     kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
     assert {kinds[name] for name in names} == {torch.int32, torch.bfloat16, torch.int64}
     assert {kinds[name] for name in kinds.keys() - names} == {torch.float32}

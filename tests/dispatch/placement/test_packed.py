@@ -36,7 +36,7 @@ weights. The products themselves are held to their bounds in `test_host_kernels`
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A folder of weights in int4, and the model that they stand for."""
     folder = tmp_path_factory.mktemp("int4") / "q"
-    return folder, published(folder, packed())
+    return folder, published(folder, packed(), num_hidden_layers=3)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def in_memory(model: Any) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("twin", [packed(), plain("int8")], ids=["int4", "int8"])
 def test_outputs_are_near_the_exact_ones_and_the_plan_counts_what_lies_in_memory(twin: Twin, tmp_path: Path) -> None:
-    expected = logits(published(tmp_path / "q", twin))
+    expected = logits(published(tmp_path / "q", twin, num_hidden_layers=3))
     model = from_pretrained(tmp_path / "q", max_memory={"cpu": "1GiB"}, **PACKED)
     found = logits(model)
     assert alike(found, expected)
@@ -175,7 +175,7 @@ def test_a_model_without_a_weight_to_pack_is_refused_in_one_line(
     if twin is None:
         llama().to(torch.bfloat16).save_pretrained(tmp_path / "q")
     else:
-        published(tmp_path / "q", twin)
+        published(tmp_path / "q", twin, num_hidden_layers=3)
     for act in (lambda: make_plan(tmp_path / "q", **PACKED), lambda: from_pretrained(tmp_path / "q", HOST, **PACKED)):
         with pytest.raises(PlanError, match=reason) as refused:
             act()
@@ -223,7 +223,7 @@ def test_auto_leaves_a_part_to_the_host_where_its_kernels_are_faster_than_the_li
 
 
 def test_experts_are_restored_beside_packed_layers(tmp_path: Path) -> None:
-    expected = logits(published(tmp_path / "q", packed(), qwen3_moe))
+    expected = logits(published(tmp_path / "q", packed(), qwen3_moe, num_hidden_layers=3))
     model = from_pretrained(tmp_path / "q", HOST, **PACKED)
     assert {name.rpartition(".")[2] for name in dispatched(model).packed} == {  # type: ignore[union-attr]
         "q_proj",
