@@ -71,6 +71,13 @@ def plan(
         ),
     ] = None,
     speculate: Speculate = None,
+    prefill_chunk_size: Annotated[
+        str,
+        typer.Option(
+            help="Tokens of each forward in which 'generate' runs a longer prompt; auto: as many as let an accelerator "
+            "run the model; none: a prompt is one forward."
+        ),
+    ] = "auto",
     train: Annotated[
         str | None,
         typer.Option(
@@ -155,8 +162,18 @@ def plan(
         revision=revision,
         draft_tokens=draft_tokens or 0,
         draft=head,
+        prefill_chunk_size=_chunk_size(prefill_chunk_size),
     )
     _show(found, as_json, explain, plot)
+
+
+def _chunk_size(given: str) -> int | str | None:
+    """Return the value of --prefill-chunk-size as `plan` takes it."""
+    if given in ("auto", "none"):
+        return None if given == "none" else given
+    if not given.isdecimal() or not int(given):
+        raise typer.BadParameter(f"--prefill-chunk-size is {given!r}; give a number of tokens, auto or none")
+    return int(given)
 
 
 def _check_search(objective: str | None, offload: str | None, strategy: str, train: str | None) -> None:

@@ -71,6 +71,7 @@ class Phase:
         combined: as `Recorder.combined`, over all phases of the use; None: not known.
         lent: as `Recorder.lent`, over all phases of the use.
         grows: bytes that modules keep more after each forward.
+        repeats: forwards like it that follow each other: those of a prompt that is run in chunks.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Phase:
     lent: frozenset[int] = frozenset()
     packed: Phase | None = None
     grows: int = 0
+    repeats: int = 1
 
     def with_traces(self, changed: Callable[[Trace], Trace]) -> Phase:
         """Return the same phase with each of its traces changed."""
@@ -371,7 +373,9 @@ class _Clone:
             elif name == FURTHER:
                 further.append(trace)
             else:
-                phases.append(Phase(name, trace, tokens, None, tuple(further), use.without, combined, lent))
+                repeats = workload.forwards_of_prompt(tokens) if name == "prefill" else 1
+                known = tuple(further), use.without, combined, lent
+                phases.append(Phase(name, trace, tokens, None, *known, repeats=repeats))
                 further.clear()
         if session.grows and phases[-1].name == "forward":
             phases[-1] = replace(phases[-1], grows=phases[-1].trace.kept)
