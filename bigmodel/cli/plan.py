@@ -115,6 +115,7 @@ def plan(
             "--offload-dtype": offload_dtype is not None,
             "--host-kernels": host_kernels != "exact",
             "--train": train is not None,
+            "--prefill-chunk-size": prefill_chunk_size != "auto",
         }
         _refuse_beside_nodes(given)
         shape = (batch_size or 1, context, None if dtype == "auto" else dtype, new_tokens)
@@ -124,6 +125,8 @@ def plan(
         raise typer.BadParameter("--input and --strict apply to inference only; remove them or --train")
     if train is None and (ranks > 1 or sharding != "ddp" or checkpointing):
         raise typer.BadParameter("--ranks, --sharding and --checkpointing apply to training only; add --train")
+    if train is not None and prefill_chunk_size != "auto":
+        raise typer.BadParameter("--prefill-chunk-size applies to generation only; remove it or --train")
     _check_search(objective, offload, strategy, train)
     budgets = parse_max_memory(max_memory)
     if train is not None and budgets is None:

@@ -225,6 +225,7 @@ def serve(
             batch_size=max_sequences or DEFAULT_SEQUENCES,
             context_length=max_model_len,
             draft_tokens=prompt_lookup or drafted,
+            prefill_chunk_size="auto",
         )
         if several:
             raise typer.Exit(

@@ -25,7 +25,9 @@ METHOD = "_optimize_model_for_decode"
 PREFILL = "_prefill"
 """The method by which transformers runs the prompt."""
 
-DIVIDED = frozenset({"attention_mask", "position_ids", "token_type_ids", "past_key_values", "use_cache", "logits_to_keep"})
+DIVIDED = frozenset(
+    {"attention_mask", "position_ids", "token_type_ids", "past_key_values", "use_cache", "logits_to_keep"}
+)
 """Arguments beside token ids with which it runs a prompt in chunks: those of a text alone, with a cache."""
 
 

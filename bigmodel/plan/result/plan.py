@@ -231,6 +231,11 @@ class Plan:
         return {part.name: part.computed_below for part in self.parts if part.computed_below}
 
     @property
+    def prompt_length(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.context_length - (self.new_tokens or 0)
+
+    @property
     def kv_on_host(self) -> tuple[str, ...]:
         """Names of the parts whose keys and values lie on the host and are fetched ahead of each call."""
         return tuple(part.name for part in self.parts if part.kv_on_host)

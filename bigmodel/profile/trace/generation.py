@@ -250,7 +250,7 @@ class _Loop:
         """Run the forward of the whole prompt."""
         media, self.encoded = encode_media(self.session, self.media)
         encoded = {ENCODED: self.encoded} if self.encoded else {}
-        self._run(self.ids.clone(), self.positions, **media, **encoded)
+        self._run(self.ids.clone(), self.positions, None, None, **media, **encoded)
 
     def prefill_part(self, begin: int, end: int) -> None:
         """Run the forward of the tokens of the prompt from `begin` to `end`; those before it are in the cache."""
@@ -276,7 +276,7 @@ class _Loop:
         """
         self.append(tokens)
         if not self.caches:
-            self._run(self.ids.clone(), self.positions, None, **self.kinds)
+            self._run(self.ids.clone(), self.positions, None, None, **self.kinds)
             return
         if reads_whole_text(self.session.model):
             self._run(self.ids.clone(), self.positions, self.kinds)
@@ -284,7 +284,7 @@ class _Loop:
         positions = None if self.positions is None else self.positions[..., -tokens:].clone()
         seen = inputs_of_step(self.session, self.media, self.image_states, tokens) if self.media else {}
         kinds = {name: kind[:, -tokens:].clone() for name, kind in self.kinds.items()}
-        self._run(self.ids[:, -tokens:].clone(), positions, kinds, **seen)
+        self._run(self.ids[:, -tokens:].clone(), positions, kinds, None, **seen)
 
     def append(self, tokens: int) -> None:
         """Append `tokens` chosen tokens to the text."""
