@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..errors import ServeError
+from ..errors import NodeLostError
 from ..profile.machine.machine import LinkSpeed
+
+logger = logging.getLogger(__name__)
 
 
 class Peer:
@@ -31,7 +34,7 @@ class Peer:
         """Send JSON values and tensors of any device; names are kept.
 
         Raises:
-            ServeError: the process is gone.
+            NodeLostError: the process is gone.
         """
         began = time.perf_counter()
         data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -53,7 +56,7 @@ class Peer:
         """Wait for a message; return its values and tensors, on the host.
 
         Raises:
-            ServeError: the process is gone.
+            NodeLostError: the process is gone.
         """
         try:
             length = torch.zeros(1, dtype=torch.int64)
@@ -69,9 +72,9 @@ class Peer:
             raise self._gone(error) from error
         return values, tensors
 
-    def _gone(self, error: RuntimeError) -> ServeError:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return ServeError(
+    def _gone(self, error: RuntimeError) -> NodeLostError:
+        logger.debug("rank %d: %s", self.rank, error)
+        return NodeLostError(
             f"node {self.node!r} (rank {self.rank}) no longer answers, or one before it does not: requests that run "
-            f"are ended, and the launcher starts the deployment again ({reason})"
+            "are ended, and the launcher starts the deployment again"
         )

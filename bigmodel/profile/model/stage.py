@@ -40,8 +40,8 @@ class PassedLayer(nn.Module):
         self.exchange: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, past_key_values: Any = None, **__: Any) -> torch.Tensor:
-        """Return the hidden states, shape (sequences, tokens, width), and count the tokens in the cache."""
-        if past_key_values is not None:
+        """Return the hidden states, shape (sequences, tokens, width), and count the tokens in a cache that counts."""
+        if past_key_values is not None and getattr(past_key_values, "counts_tokens", True):
             shape = (hidden_states.shape[0], 1, hidden_states.shape[1], 1)
             # One byte for each token: caches take a tensor without elements for one without tokens.
             key = torch.zeros(shape, dtype=torch.uint8, device=hidden_states.device)
@@ -80,6 +80,10 @@ class PassedHead(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the hidden states."""
         return hidden_states if self.exchange is None else self.exchange(hidden_states)
+
+
+PASSED = (PassedLayer, PassedEmbedding, PassedHead)
+"""Classes of modules that stand for those of other stages."""
 
 
 def layers_of(model: nn.Module) -> nn.ModuleList:
