@@ -59,8 +59,9 @@ class NumberedCaches:
         if values["cache"] not in self.kept:
             self.kept[values["cache"]] = DynamicCache(config=model.config)  # type: ignore[arg-type]
         cache = self.kept[values["cache"]]
-        if cache.get_seq_length() > values["past"]:
-            cache.crop(values["past"])
+        beyond = cache.get_seq_length() - values["past"]
+        if beyond > 0:
+            cache.crop(-beyond)
         yield {"use_cache": True, "past_key_values": cache}
 
     def _number(self, kept: Any) -> tuple[int, bool]:
