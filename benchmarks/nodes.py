@@ -1,9 +1,9 @@
 """Does a step over several nodes take what its plan predicts, and does it have the bits of one process?
 
-Three processes on one host compute a Llama's stages: each has a virtual accelerator that its layers do not all fit, streams
-the others over its link, and hands hidden states on over a network of a set speed. The plan is made with what the machine's
-own probe measures, in a process that has as many threads. All deployments run throughout and wait for their turn; one of
-them is a single process with all layers.
+Three processes on one host compute a Llama's stages: each has a virtual accelerator that its layers do not all fit,
+streams the others over its link, and hands hidden states on over a network of a set speed. The plan is made with what
+the machine's own probe measures, in a process that has as many threads. All deployments run throughout and wait for
+their turn; one of them is a single process with all layers.
 """
 
 from __future__ import annotations
@@ -68,18 +68,9 @@ def run(options: argparse.Namespace) -> Report:
         bits = {name: each.ask("logits") for name, each in found.items()}
         variants = [Variant(name, partial(each.ask, str(options.steps))) for name, each in found.items()]
         samples = measure(variants, options.rounds, seed=options.seed)
-    columns = [
-        Column("deployment"),
-        Column("layers"),
-        Column("streamed per step", "bytes"),
-        Column("on links", "seconds"),
-    ]
-    columns += [
-        Column("predicted step", "seconds"),
-        Column("measured", "seconds"),
-        Column("measured over predicted", "ratio"),
-    ]
-    columns += [Column("logits as one process's")]
+    columns = [Column("deployment"), Column("layers"), Column("streamed per step", "bytes")]
+    columns += [Column("on links", "seconds"), Column("predicted step", "seconds"), Column("measured", "seconds")]
+    columns += [Column("measured over predicted", "ratio"), Column("logits as one node's")]
     rows: list[list[Cell]] = []
     ratios: dict[str, float] = {}
     for name, plan in made.items():
@@ -87,15 +78,8 @@ def run(options: argparse.Namespace) -> Report:
         equal = "yes" if bits[name] == bits[ALONE] else "no"
         figures = [plan["layers"], plan["streamed"], plan["links"], plan["step"], samples.median(name)]
         rows.append([name, *figures, ratios[name], equal])
-    limits = [
-        Limit(
-            "deployments whose logits differ from one process's",
-            sum(each != bits[ALONE] for each in bits.values()),
-            "==",
-            0,
-            "count",
-        )
-    ]
+    differ = sum(each != bits[ALONE] for each in bits.values())
+    limits = [Limit("deployments whose logits differ from those of one node", differ, "==", 0, "count")]
     if not options.quick:
         worst = max(max(each, 1 / each) for each in ratios.values())
         limits.append(Limit("measured over predicted step, or its inverse: the worst", worst, "<=", WITHIN))

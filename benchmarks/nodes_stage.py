@@ -2,8 +2,8 @@
 
     python -m benchmarks.nodes_stage FOLDER PLAN
 
-Each line that it reads is a number of decode steps; it answers with their mean seconds, and with "logits" with the bits of
-the logits of the first steps. The end of its input ends it.
+Each line that it reads is a number of decode steps, which it answers with their mean seconds, or "logits", which it
+answers with a hash of those of the first steps. The end of its input ends it.
 """
 
 from __future__ import annotations

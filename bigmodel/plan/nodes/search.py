@@ -2,8 +2,8 @@
 
 The search begins with layers in proportion to the accelerators' budgets, and moves layers from one node to another as
 long as that is faster: many at once first, single ones at last. Fewer layers are not always faster step by step: a node
-that streams nothing needs no buffers for that, either. So moves that leave a node just as many as it holds are tried, too.
-How long a stage takes is asked of its plan. A stage of the same layers on an equal node is asked once.
+that streams nothing needs no buffers for that, either. So moves that leave a node just as many as it holds are tried,
+too. How long a stage takes is asked of its plan. A stage of the same layers on an equal node is asked once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def best_cut(begin: Cut, cost: Callable[[Cut], tuple[float, float]], held: Seque
 
 
 def _moves(cut: Cut, source: int, target: int, width: int, held: Sequence[int]) -> Iterator[Cut]:
-    """Yield cuts with layers of one node on another: `width` of them, and those after which one has just what it holds."""
+    """Yield cuts with layers of one node on another: `width`, and so many that one has just what it holds."""
     widths = {width: None}
     if held:
         widths |= {cut[source] - held[source]: None, held[target] - cut[target]: None}

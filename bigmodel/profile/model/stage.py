@@ -149,7 +149,7 @@ def cut_stage(model: nn.Module, start: int, stop: int) -> nn.Module:
 
 
 def stage_alone(model: nn.Module, start: int, stop: int) -> nn.Module:
-    """Return a copy on meta of layers `start` to `stop` (excluded) of `model`, with what `cut_stage` leaves beside them.
+    """Return a copy on meta of layers `start` to `stop` (excluded) of `model`, with what a stage has beside them.
 
     It is a model of so many layers, which are numbered from 0; `units_of_whole` names them as the whole model does.
 
