@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     """Plan and start all deployments, check their bits, and measure their steps in the same rounds."""
     size = options.size or ("4x512" if options.quick else "8x1024")
-    capacity = 25_000_000 if size == "4x512" else 170_000_000
+    capacity = 60_000_000 if size == "4x512" else 170_000_000
     options.workdir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.workdir) as work, ExitStack() as stack:
         folder = str(Path(work, "model"))

@@ -18,6 +18,7 @@ import torch
 
 from bigmodel.nodes import run_over_nodes
 from bigmodel.plan import NodesPlan
+from bigmodel.server.engine.compute.runner import input_device
 
 from .steps import Decoder
 
@@ -26,7 +27,7 @@ LOGITS = 3
 
 def answer(model: Any) -> None:
     """Answer each line of standard input."""
-    decoder = Decoder(model)
+    decoder = Decoder(model, str(input_device(model)))
     for line in sys.stdin:
         if line.strip() == "logits":
             found: Any = digest(decoder)

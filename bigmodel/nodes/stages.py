@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..dispatch.attach.dispatched import dispatched
 from ..errors import NodeLostError, ServeError
 from ..profile.model.stage import PassedHead, PassedLayer, layers_of
 from .caches import NumberedCaches
@@ -86,6 +87,7 @@ class RunningStage:
             NodeLostError: a stage beside this one is gone.
         """
         assert self.before is not None
+        device = _input_device(self.model)
         while True:
             values, tensors = self.before.receive()
             if "stop" in values:
@@ -94,6 +96,7 @@ class RunningStage:
                 return
             hidden = tensors.pop("hidden")
             self._call = _Call(values, dict(tensors), hidden)
+            tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
             keep = tensors.pop(_KEEP, values[_KEEP])
             with self.caches.follow(values, self.model) as cached:
                 output = self._forward(**tensors, **{_KEEP: keep}, **cached)
@@ -150,6 +153,12 @@ class RunningStage:
         assert self.ends is not None
         _, tensors = self.ends.receive()
         return tensors["logits"].to(hidden.device)
+
+
+def _input_device(model: nn.Module) -> torch.device:
+    """Return the device of a stage's inputs."""
+    found = dispatched(model)
+    return next(model.parameters()).device if found is None else found.main_device
 
 
 def _passed(layer: nn.Module) -> PassedLayer:
