@@ -31,7 +31,9 @@ LINKS: Mapping[str, tuple[float, float]] = {
     "three nodes, 5 MB/s, 5 ms": (5e6, 5e-3),
 }
 """Bytes per second and seconds of latency between any two nodes."""
-ALONE = "one node"
+ALONE, ROOMY = "one node", "one node that holds all"
+ROOM = 4_000_000_000
+"""Bytes of an accelerator that holds all layers."""
 NAMES = ("a", "b", "c")
 CONTEXT = 64
 WITHIN = 1.1
@@ -60,9 +62,8 @@ def run(options: argparse.Namespace) -> Report:
         made = run_isolated(
             planned, folder=folder, size=size, seed=options.seed, capacity=capacity, rate=options.link * 1e9
         )
-        environment = {"BIGMODEL_VIRTUAL": f"1x{capacity}@{int(options.link * 1e9)}", "OMP_NUM_THREADS": "1"}
         found = {
-            name: stack.enter_context(deployed(folder, plan["plan"], Path(work), environment))
+            name: stack.enter_context(deployed(folder, plan["plan"], Path(work), plan["capacity"], options.link * 1e9))
             for name, plan in made.items()
         }
         bits = {name: each.ask("logits") for name, each in found.items()}
@@ -105,15 +106,18 @@ def planned(folder: str, size: str, seed: int, capacity: int, rate: float) -> di
     from .serve_model import random_llama
 
     torch.set_num_threads(1)
-    virtual.enable(count=1, capacity=capacity, bandwidth=rate)
+    virtual.enable(count=1, capacity=ROOM, bandwidth=rate)
     random_llama(size, seed).save_pretrained(folder)
-    nodes = tuple(Node(name, {0: capacity, "cpu": "4GB"}, machine()) for name in NAMES)
     found: dict[str, dict[str, Any]] = {}
-    for name, (link_rate, latency) in {ALONE: (1e9, 0.0), **LINKS}.items():
-        given = Nodes(nodes[: 1 if name == ALONE else None], LinkSpeed(link_rate, latency))
-        made = plan_nodes(folder, given, 1, CONTEXT, new_tokens=CONTEXT // 2)
+    for name in (ROOMY, ALONE, *LINKS):
+        budget = ROOM if name == ROOMY else capacity
+        names = NAMES if name in LINKS else NAMES[:1]
+        nodes = tuple(Node(each, {0: budget, "cpu": "4GB"}, machine()) for each in names)
+        link = LinkSpeed(*LINKS.get(name, (1e9, 0.0)))
+        made = plan_nodes(folder, Nodes(nodes, link), 1, CONTEXT, new_tokens=CONTEXT // 2)
         found[name] = {
             "plan": made.to_json(),
+            "capacity": budget,
             "layers": ", ".join(str(stage.stop - stage.start) for stage in made.stages),
             "streamed": sum(part.bytes for stage in made.stages for part in stage.plan.streamed),
             "links": sum(crossing.step for crossing in made.crossings),
@@ -137,12 +141,13 @@ class Deployment:
 
 
 @contextmanager
-def deployed(folder: str, plan: str, work: Path, environment: Mapping[str, str]) -> Iterator[Deployment]:
-    """Start the processes of a plan; they end with the context."""
+def deployed(folder: str, plan: str, work: Path, capacity: int, rate: float) -> Iterator[Deployment]:
+    """Start the processes of a plan, each with an accelerator; they end with the context."""
     with tempfile.NamedTemporaryFile("w", dir=work, suffix=".json", delete=False) as file:
         file.write(plan)
     count = len(json.loads(plan)["stages"])
-    shared = {**environment_of_children(), **environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    shared = {**environment_of_children(), "OMP_NUM_THREADS": "1", "BIGMODEL_VIRTUAL": f"1x{capacity}@{int(rate)}"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     command = [sys.executable, "-m", f"{__package__}.nodes_stage", folder, file.name]
     processes: list[subprocess.Popen[str]] = []
     try:

@@ -52,7 +52,7 @@ class FirstStage:
             NodeLostError: A process of another stage is gone; its own error says why.
         """
         progress.begin("waiting for the other nodes")
-        self._stage.meet()
+        ring = self._stage.meet()
         loaded = load(self._model, progress=progress, **_of_stage(self._options, self._stage))
         progress.begin("waiting for the other nodes to load")
         rows = self._engine.row_multiple
@@ -60,7 +60,7 @@ class FirstStage:
             library = linear_of(choose_host_linear(self._engine.host_linear))
             rows = probe_row_multiple(loaded.model, input_device(loaded.model), library)
         limits = _agree(SharedLimits(int(rows), ANY_NUMBER))
-        self._running = self._stage.run(loaded.model, PackedCaches())
+        self._running = self._stage.run(loaded.model, ring, PackedCaches())
         return Loaded(loaded.model, loaded.tokenizer, loaded.plan, checkpoint=loaded.checkpoint, limits=limits)
 
     def close(self) -> None:
@@ -89,13 +89,13 @@ def follow(model: str, plan: NodesPlan, options: LoadOptions, engine: EngineOpti
     from bigmodel.dispatch import from_pretrained
 
     stage = this_stage(plan, slow_links)
-    stage.meet()
+    ring = stage.meet()
     placed = from_pretrained(model, per_pass=False, **_of_stage(options, stage))
     runner = PackedRunner(placed, row_multiple=engine.row_multiple, host_linear=engine.host_linear)
     budget = kv_budget([runner], stage.stage.plan, engine, runner.gathered_per_token())
     limits = _agree(SharedLimits(runner.row_multiple, budget.tokens))
     caches = PackedCaches(kv_maker(runner, limits.kv_tokens), runner.host_linear)
-    running = stage.run(placed, caches)
+    running = stage.run(placed, ring, caches)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     with torch.inference_mode():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ..dispatch import from_pretrained
@@ -19,12 +18,10 @@ from ..plan import NodesPlan, Stage
 from ..profile.machine.machine import LinkSpeed
 from .caches import NumberedCaches
 from .messages import Peer
+from .ring import Ring, connect_ring
 from .stages import RunningStage
 
 Result = TypeVar("Result")
-
-_PATIENCE = timedelta(days=365)
-"""How long a process waits for a message: while nothing is asked, none comes."""
 
 
 def run_over_nodes(
@@ -54,9 +51,9 @@ def run_over_nodes(
         NodeLostError: a process of another stage is gone.
     """
     stage = this_stage(plan, slow_links)
-    stage.meet()
+    ring = stage.meet()
     model = from_pretrained(checkpoint, device_map=stage.stage.plan, layers=(stage.stage.start, stage.stage.stop))
-    running = stage.run(model)
+    running = stage.run(model, ring)
     if stage.rank:
         with torch.inference_mode():
             running.follow()
@@ -85,29 +82,41 @@ class ThisStage:
         """The stage as planned."""
         return self.plan.stages[self.rank]
 
-    def meet(self) -> None:
-        """Wait until the processes of all stages are there; they may wait for each other as long as they like then."""
-        if len(self.plan.stages) > 1 and not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=_PATIENCE)
+    def meet(self) -> Ring | None:
+        """Wait until the processes of all stages are there, and return the connections to those beside this one; None
+        for a single stage.
 
-    def run(self, model: nn.Module, caches: NumberedCaches | None = None) -> RunningStage:
+        Raises:
+            NodeLostError: another process is gone.
+        """
+        count = len(self.plan.stages)
+        return connect_ring(self.rank, count) if count > 1 else None
+
+    def run(self, model: nn.Module, ring: Ring | None, caches: NumberedCaches | None = None) -> RunningStage:
         """Return the loaded stage, connected to the others.
 
         Args:
             model: what was loaded.
+            ring: what `meet` returned.
             caches: keys and values of stages that follow; None: those of transformers.
         """
+        stage, own = self.stage, caches or NumberedCaches()
+        if ring is None:
+            return RunningStage(model, stage.start, stage.stop, None, None, None, own)
         last = len(self.plan.stages) - 1
-        ends = None if not last else self._peer({0: last, last: 0}.get(self.rank, -1))
-        beside = self._peer(self.rank - 1), self._peer(self.rank + 1)
-        return RunningStage(model, self.stage.start, self.stage.stop, *beside, ends, caches or NumberedCaches())
+        crossing = self.plan.crossings[self.rank]
+        link = LinkSpeed(crossing.rate, crossing.latency) if self.slow_links else None
+        behind = self._peer(self.rank + 1, ring.behind, link)
+        before = self._peer(self.rank - 1, ring.before, None)
+        if self.rank == 0:
+            return RunningStage(model, stage.start, stage.stop, None, behind, before, own)
+        if self.rank == last:
+            return RunningStage(model, stage.start, stage.stop, before, None, behind, own)
+        return RunningStage(model, stage.start, stage.stop, before, behind, None, own)
 
-    def _peer(self, other: int) -> Peer | None:
-        if not 0 <= other < len(self.plan.stages):
-            return None
-        crossing = next(iter(self.plan.crossings[self.rank : self.rank + 1]), None)
-        link = None if crossing is None or not self.slow_links else LinkSpeed(crossing.rate, crossing.latency)
-        return Peer(other, self.plan.stages[other].node, link)
+    def _peer(self, rank: int, connection: socket.socket, link: LinkSpeed | None) -> Peer:
+        rank %= len(self.plan.stages)
+        return Peer(rank, self.plan.stages[rank].node, connection, link)
 
 
 def this_stage(plan: NodesPlan, slow_links: bool = False) -> ThisStage:

@@ -81,11 +81,19 @@ class RunningStage:
             self.model.forward = update_wrapper(partial(self._lead), self._forward)
 
     def follow(self) -> None:
-        """Run this stage in each forward of the first one, until that ends.
+        """Run this stage in each forward of the first one, until that ends; then close the connections.
 
         Raises:
             NodeLostError: a stage beside this one is gone.
         """
+        try:
+            self._follow()
+        finally:  # whoever waits for this stage need not wait for the end of the process
+            for peer in (self.before, self.behind, self.ends):
+                if peer is not None:
+                    peer.close()
+
+    def _follow(self) -> None:
         assert self.before is not None
         device = _input_device(self.model)
         while True:

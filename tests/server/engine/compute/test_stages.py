@@ -34,6 +34,9 @@ class ThreadPeer:
     def receive(self) -> Any:
         return self._inbox.get(timeout=60)
 
+    def close(self) -> None:
+        pass
+
 
 @contextmanager
 def over_stages(model: Any, cuts: tuple[int, ...], **options: Any) -> Iterator[tuple[Engine, list[PackedCaches]]]:
