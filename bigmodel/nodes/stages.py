@@ -135,6 +135,7 @@ class RunningStage:
         keep = kwargs.get(_KEEP)
         if isinstance(keep, torch.Tensor):
             inputs[_KEEP] = keep
+        inputs = {name: tensor.cpu() for name, tensor in inputs.items()}  # before there is work to wait for
         with self._lock:
             if self._lost is not None:  # nothing that stages hold of the call that failed is right any more
                 raise self._lost

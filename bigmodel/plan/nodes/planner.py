@@ -6,7 +6,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,11 +16,13 @@ from ...arguments import check_choice
 from ...errors import BudgetError, PlanError
 from ...limits import UNKNOWN_NEW_TOKENS
 from ...profile import DtypeLike, Profile, meta_model, profile_model
+from ...profile.machine.machine import LinkSpeed
+from ...profile.machine.probe import known_machine
 from ...profile.model.stage import layers_of, stage_alone, units_of_whole
 from ...profile.trace.recordings import sharing_recordings
 from ...sources.resolve import open_source
 from ..planner import plan
-from ..result.budgets import device_type_of, is_accelerator, read_budgets
+from ..result.budgets import device_name, device_type_of, is_accelerator, read_budgets
 from ..result.plan import Plan
 from .description import Node, Nodes
 from .result import Crossing, NodesPlan, Stage
@@ -207,14 +209,25 @@ class _Planner:
         new = UNKNOWN_NEW_TOKENS if first.new_tokens is None else first.new_tokens
         prompt = max(first.context_length - new, 1)
         width, vocabulary = rows * embedding.embedding_dim * itemsize, rows * embedding.num_embeddings * itemsize
-        names = [stage.node for stage in stages]
-        hops = [(source, target, width, width * prompt) for source, target in pairwise(names)]
-        hops.append((names[-1], names[0], vocabulary, vocabulary))
-        return tuple(
-            Crossing(source, target, step, prefill, link.rate, link.latency)
-            for source, target, step, prefill in hops
-            for link in [self.nodes.between(source, target)]
-        )
+        hops = [(at, at + 1, width, width * prompt) for at in range(len(stages) - 1)]
+        hops.append((len(stages) - 1, 0, vocabulary, vocabulary))
+        found: list[Crossing] = []
+        for source, target, step, prefill in hops:
+            names = stages[source].node, stages[target].node
+            link = self.nodes.between(*names)
+            leaves, enters = self._to_host(source, stages), self._to_host(target, stages, entering=True)
+            found.append(Crossing(*names, step, prefill, link.rate, link.latency, leaves, enters))
+        return tuple(found)
+
+    def _to_host(self, at: int, stages: list[Stage], entering: bool = False) -> LinkSpeed | None:
+        """Return the link between the host of a node and its accelerator, from there or `entering`; None where the host
+        computes, or its speed is not known."""
+        ran = [key for key in stages[at].plan.execution.values() if is_accelerator(key)]
+        machine = self.nodes.nodes[at].machine or known_machine()
+        if not ran or machine is None:
+            return None
+        links = machine.link(device_name(ran[0]))
+        return links.to_device_pageable if entering else links.to_host_pageable
 
 
 def _kind(model: nn.Module, index: int) -> Hashable:
