@@ -60,7 +60,13 @@ def run(options: argparse.Namespace) -> Report:
     with tempfile.TemporaryDirectory(dir=options.workdir) as work, ExitStack() as stack:
         folder = str(Path(work, "model"))
         made = run_isolated(
-            planned, folder=folder, size=size, seed=options.seed, capacity=capacity, rate=options.link * 1e9
+            planned,
+            folder=folder,
+            size=size,
+            seed=options.seed,
+            capacity=capacity,
+            rate=options.link * 1e9,
+            links=list(LINKS)[-1:] if options.quick else list(LINKS),
         )
         found = {
             name: stack.enter_context(deployed(folder, plan["plan"], Path(work), plan["capacity"], options.link * 1e9))
@@ -94,7 +100,9 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-def planned(folder: str, size: str, seed: int, capacity: int, rate: float) -> dict[str, dict[str, Any]]:
+def planned(
+    folder: str, size: str, seed: int, capacity: int, rate: float, links: list[str]
+) -> dict[str, dict[str, Any]]:
     """Save a Llama, and return the plan of each deployment with its figures; called in a process of its own."""
     import torch
 
@@ -109,7 +117,7 @@ def planned(folder: str, size: str, seed: int, capacity: int, rate: float) -> di
     virtual.enable(count=1, capacity=ROOM, bandwidth=rate)
     random_llama(size, seed).save_pretrained(folder)
     found: dict[str, dict[str, Any]] = {}
-    for name in (ROOMY, ALONE, *LINKS):
+    for name in (ROOMY, ALONE, *links):
         budget = ROOM if name == ROOMY else capacity
         names = NAMES if name in LINKS else NAMES[:1]
         nodes = tuple(Node(each, {0: budget, "cpu": "4GB"}, machine()) for each in names)

@@ -21,6 +21,12 @@ _LENGTHS = struct.Struct("<QQ")
 """What a message begins with: the bytes behind this, and those of its JSON."""
 
 
+def _memory(data: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor of uint8 on the host."""
+    array: Any = data.numpy()
+    return memoryview(array)
+
+
 class Peer:
     """The process of another stage, which messages go to or come from.
 
@@ -45,7 +51,7 @@ class Peer:
         data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         shapes = {name: (list(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in data.items()}
         head = json.dumps([dict(values), shapes]).encode()
-        contents = [memoryview(each.view(-1).view(torch.uint8).numpy()) for each in data.values() if each.numel()]
+        contents = [_memory(each.view(-1).view(torch.uint8)) for each in data.values() if each.numel()]
         nbytes = sum(map(len, contents))
         message = b"".join([_LENGTHS.pack(len(head) + nbytes, len(head)), head, *contents])
         if self._link is not None:
@@ -80,7 +86,7 @@ class Peer:
     def _read(self, nbytes: int) -> torch.Tensor:
         """Return the next bytes as uint8."""
         found = torch.empty(nbytes, dtype=torch.uint8)
-        left = memoryview(found.numpy())
+        left = _memory(found)
         while left:
             try:
                 count = self._connection.recv_into(left)
