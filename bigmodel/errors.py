@@ -15,6 +15,7 @@
     ├── TrainError              training functions were called out of order or on the wrong device
     ├── LaunchError             a launch configuration that cannot be run
     ├── ServeError              the server could not start, or its engine failed
+    │   └── NodeLostError       a process that computes a part of the model no longer answers
     └── CompatError             standing in for accelerate is not possible any more
 
 Classes inherit from the built-in exceptions that accelerate raises in the same cases.
@@ -81,6 +82,10 @@ class LaunchError(BigModelError, ValueError):
 
 class ServeError(BigModelError, RuntimeError):
     """The server could not start, or its engine failed."""
+
+
+class NodeLostError(ServeError):
+    """A process that computes a part of the model no longer answers: what it computed with others is lost."""
 
 
 class CompatError(BigModelError, ImportError):

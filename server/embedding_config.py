@@ -48,7 +48,8 @@ def embedding_config(model: torch.nn.Module) -> EmbeddingConfig:
     """
     if generates(model) and output_layer(model) is None:
         raise ServeError(
-            f"{type(model).__name__} has no output layer of its own, before which its states could be read"
+            f"{type(model).__name__} has no output layer of its own in this process, before which its states could be "
+            "read"
         )
     if not generates(model) and getattr(model, "base_model", model) is not model:
         raise ServeError(f"{type(model).__name__} has a head for something else; an encoder without one is needed")

@@ -35,7 +35,7 @@ class Loaded:
 
     ``images`` is there for a model whose prompts may have images. ``checkpoint`` is a digest of the files it was loaded
     from. ``adapters`` are those that requests may name. ``runner`` is what an engine chose for it when it was loaded
-    before.
+    before. ``limits`` are those that other processes set, which compute a part of it.
     """
 
     model: Any
@@ -46,6 +46,20 @@ class Loaded:
     checkpoint: str | None = None
     adapters: Seq[Adapter] = ()
     runner: RunnerChoice | None = None
+    limits: SharedLimits | None = None
+
+
+@dataclass(frozen=True)
+class SharedLimits:
+    """Limits of an engine whose model several processes compute.
+
+    Attributes:
+        row_multiple: Padding of packed rows with which no process's products depend on the batch.
+        kv_tokens: Positions of keys and values that each has memory for.
+    """
+
+    row_multiple: int
+    kv_tokens: int
 
 
 class LoadingCancelledError(ServeError):
@@ -124,6 +138,7 @@ class LoadOptions(TypedDict, total=False):
     draft_tokens: int
     draft: Plan | None
     sample_inputs: Mapping[str, torch.Tensor]
+    layers: tuple[int, int] | None
 
 
 def load(

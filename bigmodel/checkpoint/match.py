@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import CheckpointMismatchError
+from ..profile.model.stage import PASSED
 from ..quantized.stored import published, stored_names
 from ..sources.conversion import Conversion, TensorSource, convert_keys, is_transformers_model
 from .checkpoint import Checkpoint
@@ -156,6 +157,8 @@ def _is_convertible(source: torch.dtype, target: torch.dtype) -> bool:
 
 
 def _warn_of(unexpected: list[str], checkpoint: Checkpoint, model: nn.Module) -> None:
+    elsewhere = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, PASSED))
+    unexpected = [name for name in unexpected if not name.startswith(elsewhere)]
     if unexpected:
         shown = ", ".join(unexpected[:_SHOWN]) + (", ..." if len(unexpected) > _SHOWN else "")
         logger.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -13,6 +14,7 @@ import typer
 
 from . import model_options as shared
 from .interrupts import ending_at_once
+from .serve_nodes import ServedNodes, launched, plan_for, refuse_beside_nodes, serve_stage, start
 
 if TYPE_CHECKING:
     from bigmodel.devices import DeviceLike
@@ -91,6 +93,17 @@ _IMAGE_HOSTS = typer.Option(
     help="Host that images of chats are fetched from, as images.example.com or *.example.com; may be repeated.",
 )
 ImageHosts: TypeAlias = Annotated[list[str] | None, _IMAGE_HOSTS]
+_NODES = typer.Option(
+    help="JSON file of several hosts, or the plan over them that `bigmodel plan --nodes --json` prints: each process "
+    "computes one stage.",
+    exists=True,
+    dir_okay=False,
+)
+NodesFile: TypeAlias = Annotated[Path | None, _NODES]
+_RESTARTS = typer.Option(min=0, help="Times that the processes of --nodes are started again after one fails.")
+Restarts: TypeAlias = Annotated[int, _RESTARTS]
+_SLOW = typer.Option("--slow-links", help="Messages of --nodes take as long as planned, to try links on one host.")
+SlowLinks: TypeAlias = Annotated[bool, _SLOW]
 Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, balanced by Ray Serve.")]
 _CLUSTER = typer.Option(help="Address of the Ray cluster for replicas; auto: a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
@@ -151,6 +164,9 @@ def serve(
     batch_folder: BatchFolder = None,
     batch_folder_size: BatchSize = "10GiB",
     image_hosts: ImageHosts = None,
+    nodes: NodesFile = None,
+    max_restarts: Restarts = 10,
+    slow_links: SlowLinks = False,
     replicas: Replicas = 1,
     ray_address: Cluster = None,
     log_level: Log = LogLevel.INFO,
@@ -227,6 +243,30 @@ def serve(
             draft_tokens=prompt_lookup or drafted,
             prefill_chunk_size="auto",
         )
+        if nodes is not None:
+            refuse_beside_nodes(
+                {
+                    "several models": several,
+                    "--max-memory": max_memory,
+                    "--device-map": device_map != "auto",
+                    "--offload": offload != "stream",
+                    "--offload-dtype": offload_dtype,
+                    "--host-kernels": host_kernels != "exact",
+                    "--trust-remote-code": trust_remote_code,
+                    "--prefix-cache": prefix_cache,
+                    "--draft-model": draft_model,
+                    "--speculate": speculate,
+                    "--lora": lora,
+                    "--keep-alive": keep_alive,
+                    "--replicas": replicas > 1,
+                    "--ray-address": ray_address,
+                }
+            )
+            raise typer.Exit(
+                _serve_nodes(
+                    served[first], nodes, options, settings, (host, port), log_level.value, slow_links, max_restarts
+                )
+            )
         if several:
             raise typer.Exit(
                 _serve(_several(served, options, budgets, adapters), settings, host, port, log_level.value)
@@ -315,6 +355,30 @@ def _serve(models: Loader | _Several, settings: Settings, host: str, port: int, 
     if app.state.server.failure is not None:
         typer.echo(f"error: {app.state.server.failure}", err=True)
     return code
+
+
+def _serve_nodes(
+    model: str,
+    nodes: Path,
+    options: LoadOptions,
+    settings: Settings,
+    address: tuple[str, int],
+    log_level: str,
+    slow_links: bool,
+    restarts: int,
+) -> int:
+    from bigmodel.server.http.run import url
+    from bigmodel.server.loading import LoadOptions
+    from bigmodel.server.replicas.run import free_port
+
+    plan = plan_for(model, nodes, options)
+    loading = LoadOptions(revision=options["revision"], offload_folder=options["offload_folder"])
+    host, port = address[0], address[1] or free_port(address[0])
+    served = ServedNodes(model, plan.to_json(), loading, settings, host, port, log_level, slow_links)
+    if int(os.environ.get("RANK", "0")) == 0:
+        over = f"{len(plan.stages)} nodes"
+        typer.echo(f"serving {settings.model_name} over {over} on {url(host, port)}", err=True)
+    return serve_stage(served) if launched() else start(served, len(plan.stages), restarts)
 
 
 def _replicate(loader: Loader, settings: Settings, host: str, port: int, replicas: int, cluster: str | None) -> int:

@@ -1,77 +1,105 @@
-"""Messages between stages: a few values and tensors, over the process group, at the speed of the link if one is set."""
+"""Messages between stages: a few values and tensors over a connection, at the speed of a link if one is set."""
 
 from __future__ import annotations
 
 import json
+import logging
+import socket
+import struct
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from ..errors import ServeError
+from ..errors import NodeLostError
 from ..profile.machine.machine import LinkSpeed
+
+logger = logging.getLogger(__name__)
+
+_LENGTHS = struct.Struct("<QQ")
+"""What a message begins with: the bytes behind this, and those of its JSON."""
+
+
+def _memory(data: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor of uint8 on the host."""
+    array: Any = data.numpy()
+    return memoryview(array)
 
 
 class Peer:
-    """The process of another stage.
+    """The process of another stage, which messages go to or come from.
 
     Args:
         rank: its rank.
-        node: the name of its node, for messages.
+        node: the name of its node, for errors.
+        connection: the connection to it.
         link: sends take as long as on this link, which is how slow links are tried on one host; None: as long as they
             take.
     """
 
-    def __init__(self, rank: int, node: str, link: LinkSpeed | None = None) -> None:
-        self.rank, self.node, self._link = rank, node, link
+    def __init__(self, rank: int, node: str, connection: socket.socket, link: LinkSpeed | None = None) -> None:
+        self.rank, self.node, self._connection, self._link = rank, node, connection, link
 
     def send(self, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Send JSON values and tensors of any device; names are kept.
 
         Raises:
-            ServeError: the process is gone.
+            NodeLostError: the process is gone.
         """
         began = time.perf_counter()
         data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         shapes = {name: (list(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in data.items()}
-        head = torch.frombuffer(bytearray(json.dumps([dict(values), shapes]).encode()), dtype=torch.uint8)
-        # As bytes: gloo does not know every dtype.
-        pieces = [torch.tensor([head.numel()]), head]
-        pieces += [each.view(-1).view(torch.uint8) for each in data.values() if each.numel()]
+        head = json.dumps([dict(values), shapes]).encode()
+        contents = [_memory(each.view(-1).view(torch.uint8)) for each in data.values() if each.numel()]
+        nbytes = sum(map(len, contents))
+        message = b"".join([_LENGTHS.pack(len(head) + nbytes, len(head)), head, *contents])
         if self._link is not None:
-            wanted = self._link.seconds(sum(each.nbytes for each in data.values()))
-            time.sleep(max(wanted - (time.perf_counter() - began), 0.0))
+            time.sleep(max(self._link.seconds(nbytes) - (time.perf_counter() - began), 0.0))
         try:
-            for piece in pieces:
-                dist.send(piece, dst=self.rank)
-        except RuntimeError as error:
+            self._connection.sendall(message)
+        except OSError as error:
             raise self._gone(error) from error
 
     def receive(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Wait for a message; return its values and tensors, on the host.
 
         Raises:
-            ServeError: the process is gone.
+            NodeLostError: the process is gone.
         """
-        try:
-            length = torch.zeros(1, dtype=torch.int64)
-            dist.recv(length, src=self.rank)
-            head = torch.empty(int(length), dtype=torch.uint8)
-            dist.recv(head, src=self.rank)
-            values, shapes = json.loads(bytes(head.tolist()))
-            tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (shape, dtype) in shapes.items()}
-            for tensor in tensors.values():
-                if tensor.numel():
-                    dist.recv(tensor.view(-1).view(torch.uint8), src=self.rank)
-        except RuntimeError as error:
-            raise self._gone(error) from error
+        total, length = _LENGTHS.unpack(bytes(self._read(_LENGTHS.size).numpy()))
+        message = self._read(total)
+        values, shapes = json.loads(bytes(message[:length].numpy()))
+        tensors: dict[str, torch.Tensor] = {}
+        at = length
+        for name, (shape, dtype) in shapes.items():
+            tensor = tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+            if tensor.numel():
+                tensor.view(-1).view(torch.uint8).copy_(message[at : at + tensor.nbytes])
+            at += tensor.nbytes
         return values, tensors
 
-    def _gone(self, error: RuntimeError) -> ServeError:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return ServeError(
+    def close(self) -> None:
+        """Close the connection, which ends the waiting of the other process."""
+        self._connection.close()
+
+    def _read(self, nbytes: int) -> torch.Tensor:
+        """Return the next bytes as uint8."""
+        found = torch.empty(nbytes, dtype=torch.uint8)
+        left = _memory(found)
+        while left:
+            try:
+                count = self._connection.recv_into(left)
+            except OSError as error:
+                raise self._gone(error) from error
+            if not count:
+                raise self._gone("it has closed the connection")
+            left = left[count:]
+        return found
+
+    def _gone(self, reason: object) -> NodeLostError:
+        logger.debug("rank %d: %s", self.rank, reason)
+        return NodeLostError(
             f"node {self.node!r} (rank {self.rank}) no longer answers, or one before it does not: requests that run "
-            f"are ended, and the launcher starts the deployment again ({reason})"
+            "are ended, and the launcher starts the deployment again"
         )

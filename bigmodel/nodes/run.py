@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ..dispatch import from_pretrained
 from ..errors import LaunchError
-from ..plan import NodesPlan
+from ..plan import NodesPlan, Stage
 from ..profile.machine.machine import LinkSpeed
+from .caches import NumberedCaches
 from .messages import Peer
+from .ring import Ring, connect_ring
 from .stages import RunningStage
 
 Result = TypeVar("Result")
@@ -30,7 +33,7 @@ def run_over_nodes(
     first stage: `main` gets a model whose `generate` and calls run all stages, with the bits of one process. The other
     processes follow until `main` returns.
 
-    If a process ends, calls of the model raise ServeError, and so does this function in the processes that are left:
+    If a process ends, calls of the model raise NodeLostError, and so does this function in the processes that are left:
     let it end them, and the launcher (`--max-restarts`) starts all of them again.
 
     Args:
@@ -45,7 +48,82 @@ def run_over_nodes(
 
     Raises:
         LaunchError: there are not as many processes as stages, or none were launched.
-        ServeError: a process of another stage is gone.
+        NodeLostError: a process of another stage is gone.
+    """
+    stage = this_stage(plan, slow_links)
+    ring = stage.meet()
+    model = from_pretrained(checkpoint, device_map=stage.stage.plan, layers=(stage.stage.start, stage.stage.stop))
+    running = stage.run(model, ring)
+    if stage.rank:
+        with torch.inference_mode():
+            running.follow()
+        return None
+    result = main(model)
+    running.stop_others()
+    return result
+
+
+@dataclass(frozen=True)
+class ThisStage:
+    """The stage of this process in a plan.
+
+    Attributes:
+        plan: the plan for the nodes.
+        rank: the number of this process, and of its stage.
+        slow_links: messages take as long as the plan's links take.
+    """
+
+    plan: NodesPlan
+    rank: int
+    slow_links: bool = False
+
+    @property
+    def stage(self) -> Stage:
+        """The stage as planned."""
+        return self.plan.stages[self.rank]
+
+    def meet(self) -> Ring | None:
+        """Wait until the processes of all stages are there, and return the connections to those beside this one; None
+        for a single stage.
+
+        Raises:
+            NodeLostError: another process is gone.
+        """
+        count = len(self.plan.stages)
+        return connect_ring(self.rank, count) if count > 1 else None
+
+    def run(self, model: nn.Module, ring: Ring | None, caches: NumberedCaches | None = None) -> RunningStage:
+        """Return the loaded stage, connected to the others.
+
+        Args:
+            model: what was loaded.
+            ring: what `meet` returned.
+            caches: keys and values of stages that follow; None: those of transformers.
+        """
+        stage, own = self.stage, caches or NumberedCaches()
+        if ring is None:
+            return RunningStage(model, stage.start, stage.stop, None, None, None, own)
+        last = len(self.plan.stages) - 1
+        crossing = self.plan.crossings[self.rank]
+        link = LinkSpeed(crossing.rate, crossing.latency) if self.slow_links else None
+        behind = self._peer(self.rank + 1, ring.behind, link)
+        before = self._peer(self.rank - 1, ring.before, None)
+        if self.rank == 0:
+            return RunningStage(model, stage.start, stage.stop, None, behind, before, own)
+        if self.rank == last:
+            return RunningStage(model, stage.start, stage.stop, before, None, behind, own)
+        return RunningStage(model, stage.start, stage.stop, before, behind, None, own)
+
+    def _peer(self, rank: int, connection: socket.socket, link: LinkSpeed | None) -> Peer:
+        rank %= len(self.plan.stages)
+        return Peer(rank, self.plan.stages[rank].node, connection, link)
+
+
+def this_stage(plan: NodesPlan, slow_links: bool = False) -> ThisStage:
+    """Return the stage that this process has by the environment of its launcher.
+
+    Raises:
+        LaunchError: there are not as many processes as stages, or none were launched.
     """
     stages = plan.stages
     if len(stages) > 1 and "WORLD_SIZE" not in os.environ:
@@ -55,23 +133,4 @@ def run_over_nodes(
     rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if count != len(stages):
         raise LaunchError(f"the plan has {len(stages)} stages, and {count} processes were started: start one for each")
-    stage = stages[rank]
-    if count > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo")
-    model = from_pretrained(checkpoint, device_map=stage.plan, layers=(stage.start, stage.stop))
-
-    def peer(other: int) -> Peer | None:
-        if not 0 <= other < count:
-            return None
-        link = next((LinkSpeed(each.rate, each.latency) for each in plan.crossings[rank : rank + 1]), None)
-        return Peer(other, stages[other].node, link if slow_links else None)
-
-    ends = None if count == 1 else peer({0: count - 1, count - 1: 0}.get(rank, -1))
-    running = RunningStage(model, stage.start, stage.stop, peer(rank - 1), peer(rank + 1), ends)
-    if rank:
-        with torch.inference_mode():
-            running.follow()
-        return None
-    result = main(model)
-    running.stop_others()
-    return result
+    return ThisStage(plan, rank, slow_links)

@@ -8,7 +8,6 @@ gives the cache.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
@@ -17,19 +16,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import ServeError
+from ..dispatch.attach.dispatched import dispatched
+from ..errors import NodeLostError, ServeError
 from ..profile.model.stage import PassedHead, PassedLayer, layers_of
+from .caches import NumberedCaches
 from .messages import Peer
 
 _TENSORS = ("input_ids", "attention_mask", "position_ids")
-_KNOWN = frozenset({*_TENSORS, "past_key_values", "use_cache", "logits_to_keep", "return_dict"})
-
-_REORDERING = ("reorder_cache", "batch_repeat_interleave", "batch_select_indices")
-"""Methods of a cache that other stages would have to follow."""
-
-
-def _refuse_reordering(*_: Any, **__: Any) -> None:
-    raise ServeError("a model over several nodes does not reorder its cache: generate without beams")
+_KEEP = "logits_to_keep"
+_KNOWN = frozenset({*_TENSORS, "past_key_values", "use_cache", _KEEP, "return_dict"})
 
 
 @dataclass
@@ -37,7 +32,7 @@ class _Call:
     """One forward as all stages run it.
 
     Attributes:
-        values: number of the cache, tokens in it, logits to keep, and caches that are no longer used.
+        values: which cache it has, as `NumberedCaches.tell` returns it, and how many logits to keep.
         inputs: the tensors of the call.
         hidden: hidden states that came from the stage before.
     """
@@ -58,6 +53,7 @@ class RunningStage:
         before: the stage before; None on the first.
         behind: the stage behind; None on the last.
         ends: on the first stage the last one, and on the last the first: between them go logits.
+        caches: keys and values of the stages that follow.
     """
 
     model: Any
@@ -66,11 +62,9 @@ class RunningStage:
     before: Peer | None
     behind: Peer | None
     ends: Peer | None
+    caches: NumberedCaches = field(default_factory=NumberedCaches)
     _call: _Call | None = None
-    _caches: dict[int, Any] = field(default_factory=dict)
-    _dropped: list[int] = field(default_factory=list)
-    _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
-    _count: int = 0
+    _lost: NodeLostError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -87,12 +81,21 @@ class RunningStage:
             self.model.forward = update_wrapper(partial(self._lead), self._forward)
 
     def follow(self) -> None:
-        """Run this stage in each forward of the first one, until that ends.
+        """Run this stage in each forward of the first one, until that ends; then close the connections.
 
         Raises:
-            ServeError: a stage beside this one is gone.
+            NodeLostError: a stage beside this one is gone.
         """
+        try:
+            self._follow()
+        finally:  # whoever waits for this stage need not wait for the end of the process
+            for peer in (self.before, self.behind, self.ends):
+                if peer is not None:
+                    peer.close()
+
+    def _follow(self) -> None:
         assert self.before is not None
+        device = _input_device(self.model)
         while True:
             values, tensors = self.before.receive()
             if "stop" in values:
@@ -100,8 +103,11 @@ class RunningStage:
                     self.behind.send(values, {})
                 return
             hidden = tensors.pop("hidden")
-            self._call = _Call(values, tensors, hidden)
-            output = self._forward(**tensors, **self._arguments(values))
+            self._call = _Call(values, dict(tensors), hidden)
+            tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+            keep = tensors.pop(_KEEP, values[_KEEP])
+            with self.caches.follow(values, self.model) as cached:
+                output = self._forward(**tensors, **{_KEEP: keep}, **cached)
             if self.behind is None and self.ends is not None:
                 self.ends.send({}, {"logits": output.logits})
 
@@ -109,20 +115,6 @@ class RunningStage:
         """End the processes that follow this one."""
         if self.behind is not None:
             self.behind.send({"stop": True}, {})
-
-    def _arguments(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call beside its tensors: the cache as the first stage has it, logits to keep."""
-        from transformers import DynamicCache
-
-        for number in values["dropped"]:
-            self._caches.pop(number, None)
-        number, keep = values["cache"], values["logits_to_keep"]
-        if number is None:
-            return {"use_cache": False, "logits_to_keep": keep}
-        cache = self._caches.setdefault(number, DynamicCache(config=self.model.config))
-        if cache.get_seq_length() > values["past"]:
-            cache.crop(values["past"])
-        return {"use_cache": True, "past_key_values": cache, "logits_to_keep": keep}
 
     def _lead(self, *args: Any, **kwargs: Any) -> Any:
         """Called in the place of the first stage's forward."""
@@ -140,25 +132,20 @@ class RunningStage:
         if cache is None and kwargs.get("use_cache", True):
             cache = kwargs["past_key_values"] = DynamicCache(config=self.model.config)
         inputs = {name: kwargs[name] for name in _TENSORS if kwargs.get(name) is not None}
-        keep = kwargs.get("logits_to_keep") or 0
+        keep = kwargs.get(_KEEP)
+        if isinstance(keep, torch.Tensor):
+            inputs[_KEEP] = keep
+        inputs = {name: tensor.cpu() for name, tensor in inputs.items()}  # before there is work to wait for
         with self._lock:
-            values = {
-                "cache": None if cache is None else self._number(cache),
-                "past": 0 if cache is None else int(cache.get_seq_length()),
-                "logits_to_keep": int(keep),
-                "dropped": [self._dropped.pop() for _ in range(len(self._dropped))],
-            }
+            if self._lost is not None:  # nothing that stages hold of the call that failed is right any more
+                raise self._lost
+            values = {**self.caches.tell(cache), _KEEP: 0 if keep is None or _KEEP in inputs else int(keep)}
             self._call = _Call(values, inputs)
-            return self._forward(**kwargs)
-
-    def _number(self, cache: Any) -> int:
-        if cache not in self._numbers:
-            self._count += 1
-            self._numbers[cache] = self._count
-            weakref.finalize(cache, self._dropped.append, self._count)
-            for name in _REORDERING:
-                setattr(cache, name, _refuse_reordering)
-        return self._numbers[cache]
+            try:
+                return self._forward(**kwargs)
+            except NodeLostError as error:
+                self._lost = error
+                raise
 
     def _take(self, passed: torch.Tensor) -> torch.Tensor:
         assert self._call is not None
@@ -175,6 +162,12 @@ class RunningStage:
         assert self.ends is not None
         _, tensors = self.ends.receive()
         return tensors["logits"].to(hidden.device)
+
+
+def _input_device(model: nn.Module) -> torch.device:
+    """Return the device of a stage's inputs."""
+    found = dispatched(model)
+    return next(model.parameters()).device if found is None else found.main_device
 
 
 def _passed(layer: nn.Module) -> PassedLayer:

@@ -44,6 +44,7 @@ class EngineOptions:
         prompt_lookup: Tokens that are proposed in a step by what followed the last ones earlier in the text; 0: none.
         host_linear: Library of float32 products on the host, see the same module.
         force_speculation: Whether tokens are proposed even where the plan predicts that this is slower.
+        kv_tokens: Most positions of keys and values, where other processes hold a part of them; None: any number.
     """
 
     max_sequences: int | None = None
@@ -59,6 +60,7 @@ class EngineOptions:
     prefix_folder: Path | None = None
     prefix_folder_bytes: int = PREFIX_FOLDER_BYTES
     force_speculation: bool = False
+    kv_tokens: int | None = None
 
 
 ANY_NUMBER = 2**30

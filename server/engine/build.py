@@ -83,7 +83,7 @@ def build_engine(
     unplanned = None if room is None else room.unplanned
     budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options, gathered, unplanned)
     budget, kept = (budget, None) if room is None else budget.without_states(room)
-    pool = TokenPool(budget.tokens)
+    pool = TokenPool(budget.tokens if options.kv_tokens is None else min(budget.tokens, options.kv_tokens))
     prefix = PrefixCache(pool, enabled=keeps_prefixes, states=kept)
     if options.prefix_folder is not None:
         prefix.adapters = {adapter.name: adapter.digest for adapter in adapters}

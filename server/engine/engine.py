@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 
-from bigmodel.errors import ServeError
+from bigmodel.errors import NodeLostError, ServeError
 from bigmodel.server.engine.core import EngineCore
 from bigmodel.server.engine.scheduling.request import Delta, Event, Request, Sink
 
@@ -198,8 +198,11 @@ class Engine:
                 break
             if isinstance(message, Request):
                 self.core.add(message)
+        kind, why = "engine", "the engine stopped before the request was finished"
+        if isinstance(error, NodeLostError):
+            kind, why = "node_lost", str(error)
         for request in list(self.core.requests.values()):
-            self.core.fail(request, "engine", "the engine stopped before the request was finished")
+            self.core.fail(request, kind, why)
         self.core.scheduler.prefix.close(lost=error is not None)
         if error is not None and self._on_failure is not None:
             self._on_failure(error)

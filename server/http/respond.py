@@ -147,6 +147,8 @@ def failure(failed: Failed) -> APIError:
     """The error response of a failed engine request."""
     if failed.kind == "timeout":
         return APIError(504, f"the request timed out: {failed.message}", code="timeout")
+    if failed.kind == "node_lost":  # all processes are started again
+        return APIError(503, failed.message, code="node_lost", headers={"Retry-After": "5"})
     return APIError(500, failed.message, code="engine_failed")
 
 

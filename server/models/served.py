@@ -144,6 +144,10 @@ class ServedModel:
 
     def _engine_options(self, loaded: Loaded) -> EngineOptions:
         options = self.options
+        if loaded.limits is not None:
+            options = replace(
+                options, row_multiple=loaded.limits.row_multiple, kv_tokens=loaded.limits.kv_tokens, prefix_cache=False
+            )
         if not isinstance(self.source, PlannedModel):
             return options
         if options.max_length is not None and loaded.plan.context_length:

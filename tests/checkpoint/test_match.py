@@ -16,6 +16,7 @@ from bigmodel.checkpoint.match import tie_as_declared, untie_what_differs
 from bigmodel.checkpoint.model_tensors import find_model_tensors
 from bigmodel.devices.empty import init_empty_weights
 from bigmodel.errors import CheckpointMismatchError, DeviceMapError
+from bigmodel.profile.model.stage import PassedLayer
 from tests.checkpoint.helpers import Tied, on_meta, saved_tensors, snapshot
 from tests.checkpoint.transformers_models import MODELS
 
@@ -69,6 +70,16 @@ def test_unexpected_keys_are_a_warning_or_if_strict_an_error(path: Path, caplog:
         load_checkpoint_in_model(on_meta(Tied()), path)
     (record,) = caplog.records
     assert re.search(r"2 tensors of .* were not used when loading Tied: .*stray", record.getMessage())
+
+
+def test_tensors_of_other_stages_are_no_unexpected_ones(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = on_meta(Tied())
+    model.layers.append(PassedLayer(len(model.layers)))
+    passed = f"layers.{len(model.layers) - 1}.weight"
+    save_file(FULL | {passed: torch.zeros(1)}, path)
+    with caplog.at_level(logging.WARNING):
+        load_checkpoint_in_model(model, path)
+    assert not caplog.records
 
 
 def test_a_buffer_that_is_never_saved_is_unexpected_in_a_checkpoint(path: Path) -> None:

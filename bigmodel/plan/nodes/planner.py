@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,11 +15,14 @@ from torch import nn
 from ...arguments import check_choice
 from ...errors import BudgetError, PlanError
 from ...limits import UNKNOWN_NEW_TOKENS
-from ...profile import DtypeLike, meta_model
-from ...profile.model.stage import cut_stage, layers_of
+from ...profile import DtypeLike, Profile, meta_model, profile_model
+from ...profile.machine.machine import LinkSpeed
+from ...profile.machine.probe import known_machine
+from ...profile.model.stage import layers_of, stage_alone, units_of_whole
+from ...profile.trace.recordings import sharing_recordings
 from ...sources.resolve import open_source
 from ..planner import plan
-from ..result.budgets import is_accelerator, read_budgets
+from ..result.budgets import device_name, device_type_of, is_accelerator, read_budgets
 from ..result.plan import Plan
 from .description import Node, Nodes
 from .result import Crossing, NodesPlan, Stage
@@ -67,12 +70,12 @@ def plan_nodes(
         "context_length": context_length,
         "dtype": dtype if isinstance(model, nn.Module) else None,
         "new_tokens": new_tokens,
-        "objective": objective,
-        "offload": offload,
     }
-    planner = _Planner(whole, nodes, options)
-    cut = best_cut(planner.begin(), planner.cost)
-    return planner.planned(cut)
+    planner = _Planner(whole, nodes, options, objective, offload)
+    with sharing_recordings():
+        begin = planner.begin()
+        cut = best_cut(begin, planner.cost, planner.held(begin))
+        return planner.planned(cut)
 
 
 @dataclass
@@ -82,14 +85,20 @@ class _Planner:
     Attributes:
         model: the whole model.
         nodes: the hosts.
-        options: arguments of `plan` beside the model, the budgets and the machine.
+        options: arguments of `profile_model` beside the model and the type of the devices.
+        objective: as of `plan_nodes`.
+        offload: as of `plan`.
         found: by what a stage takes, the first layer of one that was planned, and its plan or the error.
+        profiles: by what a stage takes but for its node, and the type of the devices, its profile.
     """
 
     model: nn.Module
     nodes: Nodes
     options: dict[str, Any]
+    objective: str
+    offload: str
     found: dict[Hashable, tuple[int, Plan | BudgetError]] = field(default_factory=dict)
+    profiles: dict[Hashable, Profile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.kinds = [_kind(self.model, index) for index in range(len(layers_of(self.model)))]
@@ -98,12 +107,27 @@ class _Planner:
         """Return layers in proportion to the accelerators' budgets, or to those of hosts where there is none."""
         return in_proportion(len(self.kinds), _weights(self.nodes))
 
+    def held(self, cut: Cut) -> list[int]:
+        """Return how many layers each node holds without streaming any, from where its stage of `cut` begins, or to
+        where the last one ends; 0 if not even one."""
+        total = len(self.kinds)
+
+        def streams(at: int, start: int, count: int) -> bool:
+            start = total - count if at == len(cut) - 1 else start
+            _, made = self._alike(self.nodes.nodes[at], start, start + count)
+            return isinstance(made, BudgetError) or bool(made.streamed)
+
+        return [
+            bisect_left(range(1, total - start), True, key=lambda count: streams(at, start, count))
+            for at, (start, _) in enumerate(_ranges(cut))
+        ]
+
     def cost(self, cut: Cut) -> tuple[int, float]:
         """Return the number of layers on nodes that have no room for theirs, and the seconds that are minimised: what
         crosses the links is the same for every cut."""
         seconds = [self._seconds(at, start, stop) for at, (start, stop) in enumerate(_ranges(cut))]
         unfit = sum(count for count, each in zip(cut, seconds) if each is None)
-        combined: Callable[[list[float]], float] = max if self.options["objective"] == "throughput" else sum
+        combined: Callable[[list[float]], float] = max if self.objective == "throughput" else sum
         return unfit, combined([0.0, *(each for each in seconds if each is not None)])
 
     def planned(self, cut: Cut) -> NodesPlan:
@@ -143,17 +167,37 @@ class _Planner:
     def _alike(self, node: Node, start: int, stop: int) -> tuple[int, Plan | BudgetError]:
         """Return the plan of layers of these kinds on such a node, or the error that there is none, and the first of
         the layers that were planned."""
-        key = _speed_and_budgets(node), start == 0, stop == len(self.kinds), tuple(self.kinds[start:stop])
+        key = _speed_and_budgets(node), self._takes(start, stop)
         if key not in self.found:
             self.found[key] = start, self._plan(node, start, stop)
         return self.found[key]
 
+    def _takes(self, start: int, stop: int) -> Hashable:
+        """Return a value that is equal for stages that take the same bytes and seconds on equal nodes."""
+        return start == 0, stop == len(self.kinds), tuple(self.kinds[start:stop])
+
     def _plan(self, node: Node, start: int, stop: int) -> Plan | BudgetError:
-        staged = cut_stage(copy_on_meta(self.model), start, stop)
+        budgets = dict(node.max_memory)
+        staged = self._profile(device_type_of(read_budgets(budgets)), start, stop)
         try:
-            return plan(staged, dict(node.max_memory), machine=node.machine, **self.options)
+            return plan(
+                replace(staged, units=units_of_whole(staged.units, start)),
+                budgets,
+                machine=node.machine,
+                objective=self.objective,
+                offload=self.offload,
+            )
         except BudgetError as error:
             return error
+
+    def _profile(self, device_type: str, start: int, stop: int) -> Profile:
+        """Return the profile of a stage, whose layers are numbered from 0."""
+        key = device_type, self._takes(start, stop)
+        if key not in self.profiles:
+            self.profiles[key] = profile_model(
+                stage_alone(self.model, start, stop), device_type=device_type, **self.options
+            )
+        return self.profiles[key]
 
     def _crossings(self, stages: list[Stage]) -> tuple[Crossing, ...]:
         if len(stages) == 1:
@@ -165,24 +209,25 @@ class _Planner:
         new = UNKNOWN_NEW_TOKENS if first.new_tokens is None else first.new_tokens
         prompt = max(first.context_length - new, 1)
         width, vocabulary = rows * embedding.embedding_dim * itemsize, rows * embedding.num_embeddings * itemsize
-        names = [stage.node for stage in stages]
-        hops = [(source, target, width, width * prompt) for source, target in pairwise(names)]
-        hops.append((names[-1], names[0], vocabulary, vocabulary))
-        return tuple(
-            Crossing(source, target, step, prefill, link.rate, link.latency)
-            for source, target, step, prefill in hops
-            for link in [self.nodes.between(source, target)]
-        )
+        hops = [(at, at + 1, width, width * prompt) for at in range(len(stages) - 1)]
+        hops.append((len(stages) - 1, 0, vocabulary, vocabulary))
+        found: list[Crossing] = []
+        for source, target, step, prefill in hops:
+            names = stages[source].node, stages[target].node
+            link = self.nodes.between(*names)
+            leaves, enters = self._to_host(source, stages), self._to_host(target, stages, entering=True)
+            found.append(Crossing(*names, step, prefill, link.rate, link.latency, leaves, enters))
+        return tuple(found)
 
-
-def copy_on_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of a model whose parameters and buffers lie on meta; ties stay, and `model` is unchanged."""
-    known: dict[int, Any] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        if not tensor.is_meta:
-            empty = torch.empty_like(tensor, device="meta")
-            known[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-    return copy.deepcopy(model, known)
+    def _to_host(self, at: int, stages: list[Stage], entering: bool = False) -> LinkSpeed | None:
+        """Return the link between the host of a node and its accelerator, from there or `entering`; None where the host
+        computes, or its speed is not known."""
+        ran = [key for key in stages[at].plan.execution.values() if is_accelerator(key)]
+        machine = self.nodes.nodes[at].machine or known_machine()
+        if not ran or machine is None:
+            return None
+        links = machine.link(device_name(ran[0]))
+        return links.to_device_pageable if entering else links.to_host_pageable
 
 
 def _kind(model: nn.Module, index: int) -> Hashable:

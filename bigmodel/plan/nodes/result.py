@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import PlanError
+from ...profile.machine.machine import LinkSpeed
 from ..result.plan import Plan
 
-FORMAT = 1
+FORMAT = 2
 """Format of the JSON, raised whenever a field is added or removed."""
 
 
@@ -42,6 +43,8 @@ class Crossing:
         prefill_bytes: bytes for the whole prompt.
         rate: bytes per second of the link.
         latency: seconds of the link for each message.
+        leaves: link from the accelerator of the sending node to its host; None: the host computes them.
+        enters: link from the host of the receiving node to its accelerator, likewise.
     """
 
     source: str
@@ -50,16 +53,22 @@ class Crossing:
     prefill_bytes: int
     rate: float
     latency: float
+    leaves: LinkSpeed | None = None
+    enters: LinkSpeed | None = None
 
     @property
     def step(self) -> float:
         """Seconds for one step."""
-        return self.latency + self.step_bytes / self.rate
+        return self._seconds(self.step_bytes)
 
     @property
     def prefill(self) -> float:
         """Seconds for the prompt."""
-        return self.latency + self.prefill_bytes / self.rate
+        return self._seconds(self.prefill_bytes)
+
+    def _seconds(self, nbytes: int) -> float:
+        copies = sum(link.seconds(nbytes) for link in (self.leaves, self.enters) if link is not None)
+        return self.latency + nbytes / self.rate + copies
 
 
 @dataclass(frozen=True)

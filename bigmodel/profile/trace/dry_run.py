@@ -13,7 +13,7 @@ This is how activations and KV cache are known before any weight is read:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
@@ -33,6 +33,7 @@ from .branches import other_ways
 from .extrapolate import CannotExtrapolate, LayerSample, extrapolate, find_layer_samples
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
+from .recordings import SHARED, Recording, structure
 from .session import (
     BroughtToWeights,
     Session,
@@ -321,6 +322,9 @@ class _Clone:
         self._packed = packed
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._missed = True
+        self._recorded = 0
+        left_out = {unit for sample in samples for unit in sample.units[sample.count :]}
+        self._kept = tuple(index for index in range(len(units)) if index not in left_out)
 
     @property
     def name(self) -> str:
@@ -342,28 +346,15 @@ class _Clone:
 
     def record(self, use: Use, workload: Workload, values: Values) -> list[Phase]:
         """Return the phases of a use."""
-        clone = self._clone
-        recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]), values, self._device)
-        self._follow_units(recorder)
-        missing = self._watch_ends()
-        session = Session(clone, recorder, workload, self._device)
-        try:
-            brought = BroughtToWeights(recorder, clone)
-            with self._mode, recorder, reading(values), brought, torch.no_grad():
-                use.record(session)
-        finally:
-            recorder.unfollow()
-            for handle in missing:
-                handle.remove()
+        recording = self._recording(use, workload, values)
         for sample in self._samples:
-            sample.refuse_gathered(recorder.gathered)
-        traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
-        combined, lent = frozenset(recorder.combined), frozenset(recorder.lent)
+            sample.refuse_gathered(recording.gathered)
+        combined, lent = recording.combined, recording.lent
         for sample in self._samples:
             combined, lent = sample.extended(combined), sample.extended(lent)
         phases: list[Phase] = []
         further: list[Trace] = []
-        for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
+        for (name, tokens), trace in zip(recording.marks, recording.traces, strict=True):
             for sample in self._samples:
                 trace = extrapolate(trace, sample)
             if name == FROM_HOST:
@@ -377,9 +368,54 @@ class _Clone:
                 known = tuple(further), use.without, combined, lent
                 phases.append(Phase(name, trace, tokens, None, *known, repeats=repeats))
                 further.clear()
-        if session.grows and phases[-1].name == "forward":
+        if recording.grows and phases[-1].name == "forward":
             phases[-1] = replace(phases[-1], grows=phases[-1].trace.kept)
         return phases
+
+    def _recording(self, use: Use, workload: Workload, values: Values) -> Recording:
+        """Return what the clone records of a use, or what an equal clone has recorded where recordings are shared."""
+        self._recorded += 1
+        shared = SHARED.get()
+        if shared is None or values.answers is not None:
+            return self._run(use, workload, values)
+        key = self._key(workload)
+        if key in shared:
+            return shared[key].of_units(self._kept)
+        found = self._run(use, workload, values)
+        if values.answers is None:  # the only way through its forward
+            shared[key] = found
+        return found
+
+    def _key(self, workload: Workload) -> Hashable:
+        """Return a value that is equal for clones that record the same of the use that comes now: uses follow from the
+        model and the workload."""
+        blocks = {sample.path: sample.count for sample in self._samples}
+        dtypes = frozenset(self._dtypes.values())
+        return structure(self._model, blocks), self._recorded, workload, self._device, dtypes, self._packed
+
+    def _run(self, use: Use, workload: Workload, values: Values) -> Recording:
+        clone = self._clone
+        recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]), values, self._device)
+        self._follow_units(recorder)
+        missing = self._watch_ends()
+        session = Session(clone, recorder, workload, self._device)
+        try:
+            brought = BroughtToWeights(recorder, clone)
+            with self._mode, recorder, reading(values), brought, torch.no_grad():
+                use.record(session)
+        finally:
+            recorder.unfollow()
+            for handle in missing:
+                handle.remove()
+        return Recording(
+            units=self._kept,
+            marks=tuple((name, tokens) for name, _, tokens in session.marks),
+            traces=tuple(cut(recorder.events, [mark for _, mark, _ in session.marks])),
+            combined=frozenset(recorder.combined),
+            lent=frozenset(recorder.lent),
+            gathered=tuple(map(frozenset, recorder.gathered)),
+            grows=session.grows,
+        )
 
     def _watch_ends(self) -> list[RemovableHandle]:
         """Record when the last layer of a sample has run: from then on the layers that are left out are missing."""
@@ -391,10 +427,10 @@ class _Clone:
         return [sample.blocks_of(self._clone)[-1].register_forward_hook(miss) for sample in self._samples]
 
     def _follow_units(self, recorder: Recorder) -> None:
-        left_out = {unit for sample in self._samples for unit in sample.units[sample.count :]}
         followed: set[int] = set()
-        for index, unit in enumerate(self._units):
-            if unit.is_tensor or index in left_out:
+        for index in self._kept:
+            unit = self._units[index]
+            if unit.is_tensor:
                 continue
             module = self._clone.get_submodule(unit.name)
             if id(module) not in followed:

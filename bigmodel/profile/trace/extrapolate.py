@@ -101,16 +101,18 @@ def sample_layers(signatures: Sequence[object]) -> tuple[int, tuple[int, ...]] |
 
 def block_signature(block: nn.Module) -> object:
     """Return a value that is equal for two blocks that do the same: classes, shapes and plain settings inside."""
-    parts: list[object] = []
-    for name, module in block.named_modules():
-        tensors = [(k, t.shape, t.dtype) for k, t in {**module._parameters, **module._buffers}.items() if t is not None]
-        settings = sorted(
-            (k, v)
-            for k, v in vars(module).items()
-            if isinstance(v, (int, float, str, bool)) and k not in ("layer_idx", "layer_id", "layer_index")
-        )
-        parts.append((name, type(module), tuple(tensors), tuple(map(repr, settings))))
-    return tuple(parts)
+    return tuple((name, *module_signature(module)) for name, module in block.named_modules())
+
+
+def module_signature(module: nn.Module) -> tuple[object, ...]:
+    """Return a value that is equal for two modules that do the same, but for the modules in them."""
+    tensors = [(k, t.shape, t.dtype) for k, t in {**module._parameters, **module._buffers}.items() if t is not None]
+    settings = sorted(
+        (k, v)
+        for k, v in vars(module).items()
+        if isinstance(v, (int, float, str, bool)) and k not in ("layer_idx", "layer_id", "layer_index")
+    )
+    return type(module), tuple(tensors), tuple(map(repr, settings))
 
 
 def extrapolate(trace: Trace, sample: LayerSample) -> Trace:

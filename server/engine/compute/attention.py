@@ -65,7 +65,13 @@ class AttentionCall:
 
 
 class RaggedCache(DynamicCache):
-    """The cache handed to the model for one packed step; writes go to each sequence's own buffers."""
+    """The cache handed to the model for one packed step; writes go to each sequence's own buffers.
+
+    Attributes:
+        counts_tokens: Whether positions follow from the tokens in it: layers of other stages (`PassedLayer`) add none.
+    """
+
+    counts_tokens = False
 
     def __init__(self, spans: Seq[Span]) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bigmodel.errors import ServeError
+from bigmodel.profile.model.stage import PassedHead
 
 
 class HiddenRows:
@@ -30,10 +31,10 @@ class HiddenRows:
 
 
 def output_layer(model: torch.nn.Module) -> torch.nn.Module | None:
-    """The layer that makes logits of states; None for models without one."""
+    """The layer that makes logits of states; None for models without one, or with it in another process."""
     find: Any = getattr(model, "get_output_embeddings", None)
     found: Any = None if find is None else find()
-    return found if isinstance(found, torch.nn.Module) else None
+    return found if isinstance(found, torch.nn.Module) and not isinstance(found, PassedHead) else None
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def taking_states(model: torch.nn.Module, taken: Sequence[int], passed: Sequence
     """
     layer = output_layer(model)
     if layer is None:
-        raise ServeError(f"{type(model).__name__} has no output layer; its states cannot be read")
+        raise ServeError(f"{type(model).__name__} has no output layer in this process; its states cannot be read")
     rows = HiddenRows()
 
     def before(module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -137,7 +137,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """The request ended early. ``kind`` is "engine", "timeout" or "cancelled"."""
+    """The request ended early. ``kind`` is "engine", "node_lost", "timeout" or "cancelled"."""
 
     kind: str
     message: str

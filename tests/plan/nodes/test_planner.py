@@ -7,7 +7,7 @@ from transformers import LlamaForCausalLM
 
 from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan import Node, Nodes, NodesPlan, plan_nodes
-from bigmodel.profile.machine.machine import LinkSpeed
+from bigmodel.profile.machine.machine import LinkSpeed, nominal_machine
 
 from ...profile.models import tiny_llama
 from ..machines import machine
@@ -89,3 +89,18 @@ def test_a_node_of_unknown_speed_is_refused() -> None:
     nodes = Nodes((Node("far", {0: "24GB", "cpu": "64GB"}),), LINK)
     with pytest.raises(PlanError, match="node 'far' has devices that this machine lacks"):
         plan_nodes(llama(2), nodes, **SHAPE)
+
+
+@pytest.mark.slow
+def test_what_crosses_is_copied_from_and_to_accelerators() -> None:
+    fast = nominal_machine()
+    accelerated, plain = Node("a", {0: "10MB", "cpu": "10MB"}, fast), Node("b", {"cpu": "10MB"}, fast)
+    there, back = plan_nodes(llama(2), Nodes((accelerated, plain), LINK), **SHAPE).crossings
+    links = fast.link("cuda:0")
+    assert (there.leaves, there.enters) == (links.to_host_pageable, None)
+    assert (back.leaves, back.enters) == (None, links.to_device_pageable)
+    copied = links.to_host_pageable.seconds(there.step_bytes)
+    assert there.step == pytest.approx(LINK.seconds(there.step_bytes) + copied)
+    assert back.prefill == pytest.approx(
+        LINK.seconds(back.step_bytes) + links.to_device_pageable.seconds(back.step_bytes)
+    )

@@ -24,6 +24,16 @@ def test_the_cut_found_is_the_best_of_all(speeds: tuple[float, ...], room: int) 
     assert cost(best_cut(in_proportion(12, (1, 1, 1)), cost)) == min(map(cost, every_cut(12, 3)))
 
 
+def test_a_node_is_left_with_as_many_layers_as_it_holds() -> None:
+    def cost(cut: Cut) -> tuple[int, float]:  # the others hold 7 and stream up to 4, of which any takes 10 seconds
+        streamed = [max(count - 7, 0) for count in cut[1:]]
+        seconds = 5 * cut[0] + sum(10 + 3 * count for count in streamed if count)
+        return sum(count > 4 for count in streamed), seconds
+
+    assert best_cut((4, 11, 11), cost) == (4, 11, 11)
+    assert best_cut((4, 11, 11), cost, held=(0, 7, 7)) == (12, 7, 7)
+
+
 def test_a_cut_in_which_a_stage_does_not_fit_is_left() -> None:
     def cost(cut: Cut) -> tuple[int, float]:
         return sum(count for count, most in zip(cut, (2, 9)) if count > most), 0.0

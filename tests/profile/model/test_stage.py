@@ -8,7 +8,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bigmodel.errors import PlanError
-from bigmodel.profile.model.stage import PassedHead, PassedLayer, cut_stage, layers_of
+from bigmodel.profile import profile_model
+from bigmodel.profile.model.stage import PassedHead, PassedLayer, cut_stage, layers_of, stage_alone, units_of_whole
 
 
 def llama(**config: Any) -> LlamaForCausalLM:
@@ -55,6 +56,45 @@ def test_a_stage_has_the_weights_of_its_layers_alone() -> None:
     assert names[0] | names[1] == {name for name, _ in llama().named_parameters()}
     assert isinstance(layers_of(first)[3], PassedLayer)
     assert isinstance(first.lm_head, PassedHead)
+
+
+@torch.no_grad()
+def test_passed_layers_count_tokens_without_taking_memory() -> None:
+    stage = cut_stage(llama(), 2, 4)
+    cache = stage(torch.tensor([[1, 2, 3, 4, 5]]), use_cache=True).past_key_values
+    cache = stage(torch.tensor([[6]]), past_key_values=cache, use_cache=True).past_key_values
+    assert cache.get_seq_length() == 6
+    assert cache.layers[0].keys.untyped_storage().nbytes() == 1
+    assert not cache.layers[1].is_initialized
+    assert cache.layers[2].keys.shape[2] == 6
+    cache.crop(-2)
+    assert cache.get_seq_length() == 4
+
+
+@pytest.mark.parametrize("cut", [(0, 2), (1, 3), (2, 4)])
+def test_a_stage_alone_is_profiled_as_the_stage_within_its_model(cut: tuple[int, int]) -> None:
+    model, shape = llama(), {"context_length": 16, "new_tokens": 4}
+    before = {name: (tensor.device, tensor.shape) for name, tensor in model.state_dict().items()}
+    alone = profile_model(stage_alone(model, *cut), **shape)
+    assert {name: (tensor.device, tensor.shape) for name, tensor in model.state_dict().items()} == before
+    within = profile_model(cut_stage(llama(), *cut), **shape)
+    taking = [(unit, kv) for unit, kv in zip(within.units, within.kv_cache) if unit.tensors]
+    found = units_of_whole(alone.units, cut[0])
+    assert [unit.name for unit in found if unit.tensors] == [unit.name for unit, _ in taking]
+    assert [unit.nbytes for unit in found if unit.tensors] == [unit.nbytes for unit, _ in taking]
+    assert [kv for unit, kv in zip(found, alone.kv_cache) if unit.tensors] == [kv for _, kv in taking]
+    names = {name for name, _ in cut_stage(llama(), *cut).named_parameters()}
+    assert {spec.name for unit in found for spec in unit.tensors if not spec.is_buffer} == names
+
+
+def test_kinds_of_a_stage_alone_are_those_of_its_layers() -> None:
+    model = llama()
+    model.config.layer_types = ["full_attention", "sliding_attention", "full_attention", "chunked_attention"]
+    alone = stage_alone(model, 1, 3)
+    assert alone.config.layer_types == ["sliding_attention", "full_attention"]
+    assert [layer.self_attn.layer_idx for layer in layers_of(alone)] == [0, 1]
+    assert len(model.config.layer_types) == 4
+    assert [layer.self_attn.layer_idx for layer in layers_of(model)] == [0, 1, 2, 3]
 
 
 def test_what_cannot_be_cut_is_refused() -> None:

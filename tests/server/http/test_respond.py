@@ -149,12 +149,12 @@ async def test_a_failure_is_the_last_event_of_a_stream() -> None:
     assert json.loads(asked.connection.body.removeprefix(b"<data: "))["error"]["message"] == "it broke"
 
 
-def test_a_timeout_has_another_status_than_a_failure() -> None:
-    assert [
-        (error.status, error.code) for error in (failure(Failed("timeout", "")), failure(Failed("engine", "")))
-    ] == [
+def test_a_timeout_and_a_lost_node_have_other_statuses_than_a_failure() -> None:
+    kinds = ("timeout", "engine", "node_lost")
+    assert [(error.status, error.code) for error in (failure(Failed(kind, "")) for kind in kinds)] == [
         (504, "timeout"),
         (500, "engine_failed"),
+        (503, "node_lost"),
     ]
 
 
