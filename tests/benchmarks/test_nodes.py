@@ -8,7 +8,9 @@ import pytest
 from bigmodel.benchmarks.nodes import ALONE, LINKS, ROOMY, run
 
 
+@pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_deployments_have_the_bits_of_one_node_and_take_as_long_as_their_links(tmp_path: Path) -> None:
     given = {"workdir": tmp_path, "quick": True, "device": "virtual", "size": None, "steps": 2, "link": 4.0}
     report = run(argparse.Namespace(**given, rounds=1, seed=0))

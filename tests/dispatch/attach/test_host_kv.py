@@ -139,3 +139,25 @@ def test_the_peak_is_the_planned_one_and_within_the_budget(budget: int) -> None:
     with torch.inference_mode():
         planned_use(loaded, found).whole()
     assert max_memory_allocated(0) - before == found.devices[0].total <= budget
+
+
+@pytest.mark.slow
+def test_a_prompt_in_chunks_attends_to_keys_and_values_on_the_host_within_the_plan() -> None:
+    chunk = 16
+    of = profile_model(
+        model(), context_length=56, new_tokens=NEW_TOKENS, device_type="virtual", prefill_chunk_size=chunk
+    )
+    budget = 330_000
+    found = plan(of, {0: budget, "cpu": 10**9})
+    assert found.kv_on_host
+    assert found.prefill_chunk_size == chunk
+    options = {"prefill_chunk_size": chunk}
+    assert_equal(generated(dispatch_model(model(), found)), generated(on_device(), **options))
+    gc.collect()
+    before = memory_allocated(0)
+    loaded = dispatch_model(model(), found)
+    reset_peak_memory(0)
+    with torch.inference_mode():
+        planned_use(loaded, found).whole()
+    measured = max_memory_allocated(0) - before  # ends of chunks are a little shorter than is planned
+    assert 0.99 * found.devices[0].total <= measured <= found.devices[0].total <= budget
