@@ -5,11 +5,17 @@ computes an expert. At each speed `plan` makes three plans, for ``offload="strea
 this machine's measured speeds. Their steps are measured, and as brute force those of the streaming plan with other
 divisions: rates under which the link or the host gets more. Routers follow traces with and without temporal locality
 (`router_traces`).
+
+The host multiplies at a set speed, too (`host_of_speed`): as the link does, it waits without using a core. Else both
+would share this machine's cores, and a virtual link, which copies for real, could be no faster than a core computes.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +38,9 @@ RATIOS = (0.125, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)
 DIVISIONS = {"link 3:1": 1 / 3, "1:1": 1.0, "host 3:1": 3.0, "host alone": 1e6}
 """By name: the seconds of a fetch over those of computing by which brute force divides experts."""
 
+SECONDS = 8e-3
+"""Seconds in which the host multiplies a row with an expert: many times what Python spends on it."""
+
 TRACES = {"uniform": UNIFORM, "local": LOCAL}
 BEST, PURE, ERROR = 1.10, 1.02, 0.10
 
@@ -53,9 +62,14 @@ class Sizes:
     steps: int
 
     @property
+    def elements(self) -> int:
+        """Elements of one expert."""
+        return 3 * self.hidden * self.intermediate
+
+    @property
     def expert_bytes(self) -> int:
         """Bytes of one expert."""
-        return 4 * 3 * self.hidden * self.intermediate
+        return 4 * self.elements
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,22 +88,21 @@ def run(options: argparse.Namespace) -> Report:
 
     torch.set_num_threads(options.threads or 1)
     virtual.enable(count=1)
-    sizes = Sizes(64, 96, 2, 8, 2, 2) if options.quick else Sizes(512, 1024, 6, 32, 4, 12)
+    sizes = Sizes(64, 96, 2, 8, 2, 2) if options.quick else Sizes(256, 512, 3, 32, 4, 6)
     ratios = (1.0,) if options.quick else RATIOS
     model = make(sizes)
     profile = profile_model(model, context_length=8 * sizes.steps, device_type="virtual")
-    machine = nominal_machine() if options.quick else measured_machine()
-    host_seconds = seconds_on_host(sizes, machine)
+    machine = with_host(nominal_machine() if options.quick else measured_machine(), SECONDS / sizes.elements)
     samples: dict[str, Samples] = {}
     rows: list[list[Cell]] = []
     for ratio in ratios:
-        rate = sizes.expert_bytes / (ratio * host_seconds)
+        rate = sizes.expert_bytes / (ratio * SECONDS)
         virtual.enable(count=1, bandwidth=rate)
         plans = planned(profile, with_link(machine, rate), sizes)
         for name, habits in TRACES.items():
             trace = draw_trace(sizes.layers, sizes.experts, sizes.per_token, 4 * sizes.steps, habits, options.seed)
             variants = [
-                Variant(way, partial(seconds_of_step, model, plan, trace, sizes.steps)) for way, plan in plans.items()
+                Variant(way, partial(seconds_of_step, model, plan, trace, sizes)) for way, plan in plans.items()
             ]
             # Each run warms up by itself: it fills the cache first.
             found = samples[f"{name}, {ratio:g}"] = measure(variants, options.rounds, warmup=0, seed=options.seed)
@@ -163,12 +176,57 @@ def make(sizes: Sizes) -> nn.Module:
     return model
 
 
-def seconds_on_host(sizes: Sizes, machine: MachineProfile) -> float:
-    """Return the seconds in which the host multiplies one row with an expert."""
-    from bigmodel.profile.trace.work import PRODUCT, Work
+def with_host(machine: MachineProfile, per_element: float) -> MachineProfile:
+    """Return the machine with a host that multiplies at this speed, in seconds per element of the matrix and row."""
+    from bigmodel.profile.machine.machine import CACHED, Curve
+    from bigmodel.profile.trace.work import PRODUCT
 
-    elements = sizes.expert_bytes // 4
-    return machine.device("cpu").seconds(Work(PRODUCT, "float32", elements, 1, sizes.expert_bytes))
+    host, name = machine.device("cpu"), f"{PRODUCT}:float32"
+    curves = {key: curve for key, curve in host.curves.items() if key != name + CACHED}
+    slower = replace(host, curves={**curves, name: Curve((1.0, 2.0), (per_element, 2 * per_element), grows=True)})
+    accelerator = {"virtual:0": machine.device("virtual:0")}  # which else may be taken to be like the host
+    return replace(machine, devices={**machine.devices, **accelerator, "cpu": slower})
+
+
+@contextmanager
+def host_of_speed(model: nn.Module, per_element: float) -> Iterator[None]:
+    """Within this context products on the host take this time, in seconds per element of the matrix and row: those of
+    linear layers and of experts."""
+    from torch import nn
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    begun: list[float] = []
+    original: Callable[..., Any] = ALL_EXPERTS_FUNCTIONS["grouped_mm"]
+
+    def wait(begin: float, elements: int) -> None:
+        time.sleep(max(begin + elements * per_element - time.perf_counter(), 0.0))
+
+    def experts(module: Any, hidden: Any, index: Any, weights: Any) -> Any:
+        begin = time.perf_counter()
+        output = original(module, hidden, index, weights)
+        if hidden.device.type == "cpu":
+            wait(begin, index.numel() * (module.gate_up_proj[0].numel() + module.down_proj[0].numel()))
+        return output
+
+    def before(_module: nn.Module, _inputs: Any) -> None:
+        begun.append(time.perf_counter())
+
+    def after(module: Any, inputs: Any, _output: Any) -> None:
+        begin = begun.pop()
+        if inputs[0].device.type == "cpu":
+            rows = inputs[0].numel() // inputs[0].shape[-1]
+            wait(begin, rows * module.in_features * module.out_features)
+
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    hooks = [module.register_forward_pre_hook(before) for module in linear]
+    hooks += [module.register_forward_hook(after) for module in linear]
+    ALL_EXPERTS_FUNCTIONS["grouped_mm"] = experts
+    try:
+        yield
+    finally:
+        del ALL_EXPERTS_FUNCTIONS["grouped_mm"]
+        for hook in hooks:
+            hook.remove()
 
 
 def with_link(machine: MachineProfile, rate: float) -> MachineProfile:
@@ -191,7 +249,7 @@ def planned(profile: Profile, machine: MachineProfile, sizes: Sizes) -> dict[str
     return plans
 
 
-def seconds_of_step(model: nn.Module, plan: Plan, trace: Trace, steps: int) -> float:
+def seconds_of_step(model: nn.Module, plan: Plan, trace: Trace, sizes: Sizes) -> float:
     """Return the mean seconds of a step under a plan, after as many steps that fill the cache."""
     from bigmodel.dispatch import dispatch_model, undispatch
 
@@ -199,10 +257,10 @@ def seconds_of_step(model: nn.Module, plan: Plan, trace: Trace, steps: int) -> f
 
     decoder = Decoder(dispatch_model(model, plan), "virtual:0")
     try:
-        with following(model, trace):
+        with following(model, trace), host_of_speed(model, SECONDS / sizes.elements):
             decoder.start()
-            for _ in range(steps):
+            for _ in range(sizes.steps):
                 decoder.step()
-            return elapsed(lambda: [decoder.step() for _ in range(steps)], decoder.device) / steps
+            return elapsed(lambda: [decoder.step() for _ in range(sizes.steps)], decoder.device) / sizes.steps
     finally:
         undispatch(model)

@@ -134,6 +134,7 @@ class LoadOptions(TypedDict, total=False):
     batch_size: int
     context_length: int | None
     padded: bool
+    prefill_chunk_size: int | str | None
     draft_tokens: int
     draft: Plan | None
     sample_inputs: Mapping[str, torch.Tensor]

@@ -93,6 +93,7 @@ def generate(
         offload_folder=offload_folder,
         padded=False,
         draft_tokens=prompt_lookup or drafted,
+        prefill_chunk_size="auto",
     )
     adapters = adapter_folders(lora or ())
     if batch_file is not None or output is not None or batch_size is not None:

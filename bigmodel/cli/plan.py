@@ -71,6 +71,13 @@ def plan(
         ),
     ] = None,
     speculate: Speculate = None,
+    prefill_chunk_size: Annotated[
+        str,
+        typer.Option(
+            help="Tokens of each forward in which 'generate' runs a longer prompt; auto: as many as let an accelerator "
+            "run the model; none: a prompt is one forward."
+        ),
+    ] = "auto",
     train: Annotated[
         str | None,
         typer.Option(
@@ -108,6 +115,7 @@ def plan(
             "--offload-dtype": offload_dtype is not None,
             "--host-kernels": host_kernels != "exact",
             "--train": train is not None,
+            "--prefill-chunk-size": prefill_chunk_size != "auto",
         }
         _refuse_beside_nodes(given)
         shape = (batch_size or 1, context, None if dtype == "auto" else dtype, new_tokens)
@@ -117,6 +125,8 @@ def plan(
         raise typer.BadParameter("--input and --strict apply to inference only; remove them or --train")
     if train is None and (ranks > 1 or sharding != "ddp" or checkpointing):
         raise typer.BadParameter("--ranks, --sharding and --checkpointing apply to training only; add --train")
+    if train is not None and prefill_chunk_size != "auto":
+        raise typer.BadParameter("--prefill-chunk-size applies to generation only; remove it or --train")
     _check_search(objective, offload, strategy, train)
     budgets = parse_max_memory(max_memory)
     if train is not None and budgets is None:
@@ -155,8 +165,18 @@ def plan(
         revision=revision,
         draft_tokens=draft_tokens or 0,
         draft=head,
+        prefill_chunk_size=_chunk_size(prefill_chunk_size),
     )
     _show(found, as_json, explain, plot)
+
+
+def _chunk_size(given: str) -> int | str | None:
+    """Return the value of --prefill-chunk-size as `plan` takes it."""
+    if given in ("auto", "none"):
+        return None if given == "none" else given
+    if not given.isdecimal() or not int(given):
+        raise typer.BadParameter(f"--prefill-chunk-size is {given!r}; give a number of tokens, auto or none")
+    return int(given)
 
 
 def _check_search(objective: str | None, offload: str | None, strategy: str, train: str | None) -> None:

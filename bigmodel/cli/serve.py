@@ -241,6 +241,7 @@ def serve(
             batch_size=max_sequences or DEFAULT_SEQUENCES,
             context_length=max_model_len,
             draft_tokens=prompt_lookup or drafted,
+            prefill_chunk_size="auto",
         )
         if nodes is not None:
             refuse_beside_nodes(

@@ -60,6 +60,7 @@ def from_pretrained(
     padded: bool = True,
     draft_tokens: int = 0,
     draft: Plan | None = None,
+    prefill_chunk_size: int | str | None = None,
     layers: tuple[int, int] | None = None,
 ) -> PreTrainedModel:
     """Load a transformers model from a folder or the Hub, placed by plan and dispatched.
@@ -93,6 +94,8 @@ def from_pretrained(
             themselves, as the server does.
         sample_inputs: As for `dispatch_model`.
         padded: Memory is planned for padded sequences too; False: no sequence is ever padded.
+        prefill_chunk_size: Tokens of each forward in which `generate` runs a longer prompt, as for `plan`; "auto": as
+            many as let an accelerator run the model.
         draft_tokens: As for `plan`: tokens that a caller proposes for each sequence of a step, at most.
         draft: As for `plan`: the plan of what proposes them.
         layers: Load a stage alone, the layers from the first number to before the second, as `run_over_nodes` does;
@@ -134,6 +137,7 @@ def from_pretrained(
         context_length=context_length,
         sample_inputs=sample_inputs,
         padded=padded,
+        prefill_chunk_size=prefill_chunk_size,
         draft_tokens=draft_tokens,
         draft=draft,
     )

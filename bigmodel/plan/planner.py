@@ -48,6 +48,7 @@ from .result.budgets import (
 from .result.draft import with_draft, without_draft
 from .result.plan import Plan
 from .search.batch import best_batch
+from .search.chunks import with_chunks
 from .search.filling import greedy_assignment, least_resident
 from .search.items import Capacity
 from .search.searcher import OFFLOADS, Searcher, capacity_around
@@ -106,6 +107,7 @@ def plan(
     revision: str | None = None,
     draft_tokens: int = 0,
     draft: Plan | None = None,
+    prefill_chunk_size: int | str | None = None,
 ) -> Plan:
     """Return a plan under which no device passes its budget. `bigmodel.make_plan` is this function.
 
@@ -169,6 +171,10 @@ def plan(
             probe` has measured it, and of a nominal one otherwise; a note says whether proposals pay. 0: none.
         draft: plan of what proposes them within the same budgets, such as an MTP head's: what it takes is kept free,
             and counted as `DevicePlan.draft` and in the KV cache; its passes are those of a proposal.
+        prefill_chunk_size: tokens of each forward in which `generate` runs a longer prompt: the activations of a chunk
+            are planned, not those of the whole prompt, and streamed weights are fetched for each chunk. "auto": a
+            prompt is one forward if that lets an accelerator be used within the budgets, else the largest of
+            `PREFILL_CHUNKS` that does. None: a prompt is one forward.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
@@ -208,7 +214,10 @@ def plan(
         draft_tokens=whole_number("draft_tokens", draft_tokens, least=0),
     )
 
-    def plan_at(batch_size: int) -> Plan:
+    if isinstance(prefill_chunk_size, str):
+        check_choice("prefill_chunk_size", prefill_chunk_size, ("auto", None))
+
+    def plan_in_chunks(batch_size: int, chunk: int | None) -> Plan:
         profile = _profile(
             model,
             dtype=dtype,
@@ -221,6 +230,7 @@ def plan(
             host_kernels=host_kernels,
             padded=padded,
             revision=revision,
+            prefill_chunk_size=chunk,
         )
         if draft is None:
             return request.plan(profile)
@@ -230,6 +240,12 @@ def plan(
             both = with_draft(apart.plan(profile), draft, budgets)
         assert both is not None
         return both
+
+    def plan_at(batch_size: int) -> Plan:
+        if not isinstance(prefill_chunk_size, str):
+            return plan_in_chunks(batch_size, prefill_chunk_size)
+        there = any(is_accelerator(key) and size for key, size in left.items())
+        return with_chunks(partial(plan_in_chunks, batch_size), there)
 
     if batch_size is None and objective == "throughput" and sample_inputs is None and not isinstance(model, Profile):
         return best_batch(plan_at)

@@ -69,6 +69,12 @@ class Profile:
     growing: frozenset[int] = frozenset()
     kv_on_host: tuple[int, ...] = ()
 
+    @property
+    def prefill_chunk_size(self) -> int | None:
+        """Tokens of each forward over a prompt; None: a prompt is one forward, as that of a model without a cache of
+        transformers always is."""
+        return self.workload.prefill_chunk_size if any(phase.repeats > 1 for phase in self.phases) else None
+
     @cached_property
     def weights(self) -> int:
         """Bytes of all parameters, tied ones once."""
@@ -182,6 +188,7 @@ def profile_model(
     measured: MeasuredForward | None = None,
     host_kernels: str = EXACT,
     padded: bool = True,
+    prefill_chunk_size: int | None = None,
 ) -> Profile:
     """Return the profile of `model`, without reading or allocating a weight.
 
@@ -203,6 +210,7 @@ def profile_model(
         host_kernels: "packed": the host computes with quantised weights as they are packed, where it has kernels for
             them; "exact": it restores them.
         padded: memory is enough for padded sequences, too, whose mask takes some; False: for those without padding.
+        prefill_chunk_size: tokens of each forward over a longer prompt; None: a prompt is one forward.
 
     Raises:
         PlanError: the context is longer than the model allows, or an argument is invalid.
@@ -221,6 +229,7 @@ def profile_model(
         cache,
         all_logits,
         padded,
+        prefill_chunk_size,
     )
     check_choice("host_kernels", host_kernels, HOST_KERNELS)
     packed = host_kernels == PACKED

@@ -168,7 +168,10 @@ def tokens_of_a_step(plan: Any, options: EngineOptions) -> int:
 
     Never so few that a prompt could wait forever behind decoding sequences.
     """
-    planned = 0 if plan is None else plan.batch_size * plan.context_length
+    planned = 0
+    if plan is not None:
+        chunk = plan.prefill_chunk_size
+        planned = plan.batch_size * (plan.context_length if chunk is None else min(chunk, plan.context_length))
     wanted = min(options.max_batch_tokens, planned or options.max_batch_tokens)
     return max(wanted, sequences_at_once(plan, options) + PROMPT_BLOCK)
 

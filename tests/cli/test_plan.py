@@ -114,6 +114,9 @@ def test_an_option_of_training_is_not_ignored_without_it(
         (["--objective", "latency", "--strategy", "balanced"], "--strategy"),
         (["--objective", "latency", "--train", "adamw"], "--train"),
         (["--train", "adamw", "--plot", "picture.svg"], "--max-memory"),
+        (["--train", "adamw", "--prefill-chunk-size", "16"], "--prefill-chunk-size"),
+        (["--prefill-chunk-size", "small"], "--prefill-chunk-size"),
+        (["--prefill-chunk-size", "0"], "--prefill-chunk-size"),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(
@@ -121,6 +124,15 @@ def test_an_option_that_would_be_ignored_is_refused(
 ) -> None:
     assert run(["plan", str(folder), *options]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "size"), [("16", 16), ("none", None), ("auto", None)])
+def test_a_prompt_is_planned_in_chunks_if_asked_for(
+    folder: Path, given: str, size: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--context", "48", "--new-tokens", "8", "--max-memory", "cpu=1GB", "--prefill-chunk-size", given]
+    assert run(["plan", str(folder), *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["prefill_chunk_size"] == size
 
 
 @pytest.mark.slow

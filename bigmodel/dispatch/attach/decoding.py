@@ -1,12 +1,15 @@
-"""Generation decides by the device that a model runs on, and not by that of its first weights.
+"""How `generate` of transformers runs a dispatched model: by the device it runs on, and in the chunks of its plan.
 
 transformers selects an experts function for steps of generation by ``model.device``, which is the device of its first
 weights. Those of a dispatched model may lie on the host while it runs on an accelerator; a resident model would select
 another function, whose last bits differ.
+
+A plan may count the activations of a chunk of the prompt in place of those of the whole.
 """
 
 from __future__ import annotations
 
+import copy
 import weakref
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,6 +21,14 @@ from .refusals import NotCopied
 
 METHOD = "_optimize_model_for_decode"
 """The context that transformers runs steps of generation in."""
+
+PREFILL = "_prefill"
+"""The method by which transformers runs the prompt."""
+
+DIVIDED = frozenset(
+    {"attention_mask", "position_ids", "token_type_ids", "past_key_values", "use_cache", "logits_to_keep"}
+)
+"""Arguments beside token ids with which it runs a prompt in chunks: those of a text alone, with a cache."""
 
 
 class DecodeAsResident(NotCopied):
@@ -47,3 +58,27 @@ class _ModelOnDevice:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+
+class PrefillInChunks(NotCopied):
+    """Replaces a model's `PREFILL`, such that it runs a prompt in chunks where no size is asked for.
+
+    The model's own generation config stays as it is, which is saved with the model. A prompt with images, or without a
+    cache, is run whole, as it is planned: transformers refuses to divide it.
+
+    Args:
+        model: The model.
+        size: Tokens of a chunk, at most.
+    """
+
+    def __init__(self, model: nn.Module, size: int) -> None:
+        self._model = weakref.ref(model)
+        self._size = size
+
+    def __call__(self, input_ids: torch.Tensor, generation_config: Any, model_kwargs: Any, **more: Any) -> Any:
+        model: Any = self._model()
+        given = {name for name, value in model_kwargs.items() if value is not None}
+        if generation_config.prefill_chunk_size is None and "past_key_values" in given and given <= DIVIDED:
+            generation_config = copy.copy(generation_config)
+            generation_config.prefill_chunk_size = self._size
+        return getattr(type(model), PREFILL)(model, input_ids, generation_config, model_kwargs, **more)

@@ -37,7 +37,7 @@ from ..weights.visits import StreamStats, together
 from . import assigning
 from .additions import Additions
 from .attached_forward import AttachedForward, Parts, innermost_running
-from .decoding import METHOD, DecodeAsResident
+from .decoding import METHOD, PREFILL, DecodeAsResident, PrefillInChunks
 from .mark import ATTRIBUTE as ATTRIBUTE
 from .refusals import NotCopied, RefuseConversion
 from .untied import UntiedWeights
@@ -45,7 +45,7 @@ from .untied import UntiedWeights
 GUARDS = (RefuseConversion, assigning.CopiesAssigned)
 """Classes of what takes the place of methods of all modules."""
 
-DISPATCH_ATTRIBUTES = (ATTRIBUTE, METHOD, "hf_device_map", "dispatch_stats", "__deepcopy__")
+DISPATCH_ATTRIBUTES = (ATTRIBUTE, METHOD, PREFILL, "hf_device_map", "dispatch_stats", "__deepcopy__")
 """Names that dispatching adds to the model's own attributes."""
 
 
@@ -149,6 +149,8 @@ class Dispatched(NotCopied):
         model.__dict__["dispatch_stats"] = self.stats
         if hasattr(type(model), METHOD):
             model.__dict__[METHOD] = DecodeAsResident(model, self.main_device)
+        if self.plan.prefill_chunk_size is not None and hasattr(type(model), PREFILL):
+            model.__dict__[PREFILL] = PrefillInChunks(model, self.plan.prefill_chunk_size)
 
     def _mark_offloaded(self, model: nn.Module) -> None:
         """Make host weights that are streamed or looked up in usable by code outside their modules (`outside_use`)."""

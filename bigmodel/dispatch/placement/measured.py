@@ -43,6 +43,7 @@ def plan_measured(model: nn.Module, guarded: ResolvedMap, measured: MeasuredForw
         measured=measured,
         host_kernels=before.host_kernels,
         padded=before.padded,
+        prefill_chunk_size=before.prefill_chunk_size,
     )
     for allowed, slots in _from_roomy_to_tight(budgets):
         try:

@@ -73,8 +73,8 @@ def resolve_device_map(
         model: The model to be dispatched.
         device_map: As for `dispatch_model`.
         arguments: Arguments given together with the map.
-        planned: `batch_size`, `context_length`, `per_pass`, `sample_inputs`, `padded`, `draft_tokens`, as for `plan`;
-            used if `device_map` is a strategy.
+        planned: `batch_size`, `context_length`, `per_pass`, `sample_inputs`, `padded`, `draft_tokens`,
+            `prefill_chunk_size`, as for `plan`; used if `device_map` is a strategy.
 
     Raises:
         DeviceError: `device_map` is neither a strategy nor a device, or names an accelerator that this machine does not

@@ -375,6 +375,7 @@ def assemble(
         context_length=profile.workload.context_length,
         new_tokens=profile.workload.new_tokens,
         padded=profile.workload.padded,
+        prefill_chunk_size=profile.prefill_chunk_size,
         dtype=profile.dtype,
         prediction=prediction,
         guarded=guarded,

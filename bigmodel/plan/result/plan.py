@@ -18,7 +18,7 @@ from .budgets import Key, is_accelerator
 from .expert_split import ExpertSplit
 from .speculation import Speculation
 
-FORMAT = 10
+FORMAT = 11
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -173,6 +173,7 @@ class Plan:
         context_length: planned tokens of a sequence.
         new_tokens: number of these that are generated; None: any number.
         padded: whether sequences may be padded.
+        prefill_chunk_size: tokens of each forward in which `generate` runs a longer prompt; None: it is one forward.
         dtype: dtype that weights are cast to; None: they keep theirs.
         prediction: predicted time; None if no time was predicted.
         speculation: predicted seconds of passes in which proposed tokens are verified, by which a server proposes any;
@@ -206,6 +207,7 @@ class Plan:
     context_length: int = 0
     new_tokens: int | None = 0
     padded: bool = True
+    prefill_chunk_size: int | None = None
     dtype: str | None = None
     prediction: Prediction | None = None
     speculation: Speculation | None = None
@@ -227,6 +229,11 @@ class Plan:
     def computed_below(self) -> dict[str, int]:
         """By name, for parts that the host computes in calls of few tokens: calls of fewer tokens than this."""
         return {part.name: part.computed_below for part in self.parts if part.computed_below}
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.context_length - (self.new_tokens or 0)
 
     @property
     def kv_on_host(self) -> tuple[str, ...]:

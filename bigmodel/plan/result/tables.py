@@ -44,6 +44,8 @@ def _heading(plan: Plan) -> Text:
     shape = f"batch {plan.batch_size}" if counted or plan.context_length else "weights only"
     if plan.context_length:
         shape += f", context {plan.context_length}"
+    if plan.prefill_chunk_size is not None:
+        shape += f", prompts in chunks of {plan.prefill_chunk_size}"
     return Text(f"{plan.model}: {shape}, dtype {plan.dtype or 'as stored'}, strategy {plan.strategy}")
 
 

@@ -186,7 +186,7 @@ class Searcher:
                 found = self._best_over(_links_of(assignment), more, found)
             then = self.goal.seconds(found)
             saved[key] = max(0.0, now - then) / max(sum(self.goal.weights.values()), 1.0)
-        prefill = steps[0].seconds if len(steps) > 1 else None
+        prefill = steps[0].seconds * self.profile.phases[0].repeats if len(steps) > 1 else None
         return Prediction(prefill, steps[-1].seconds, steps[-1].binds, saved)
 
     def _assignment(self, placement: GroupPlacement, capacity: Capacity) -> Assignment:

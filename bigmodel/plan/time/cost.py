@@ -305,10 +305,11 @@ class Objective:
         phases = self.cost.profile.phases
         if len(phases) == 1:
             return {0: 1.0}
+        prompt = float(phases[0].repeats)
         if self.name == "throughput":
             asked = self.cost.profile.workload.new_tokens
-            return {0: 1.0, 1: float(UNKNOWN_NEW_TOKENS if asked is None else max(asked - 1, 1))}
-        return {0: PROMPT_SHARE, 1: 1.0}
+            return {0: prompt, 1: float(UNKNOWN_NEW_TOKENS if asked is None else max(asked - 1, 1))}
+        return {0: PROMPT_SHARE * prompt, 1: 1.0}
 
     def seconds(self, assignment: Assignment, below: float = inf) -> float:
         """Return the weighted seconds; infinity as soon as some phases alone take `below` or longer."""

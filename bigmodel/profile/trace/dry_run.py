@@ -72,6 +72,7 @@ class Phase:
         combined: as `Recorder.combined`, over all phases of the use; None: not known.
         lent: as `Recorder.lent`, over all phases of the use.
         grows: bytes that modules keep more after each forward.
+        repeats: forwards like it that follow each other: those of a prompt that is run in chunks.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Phase:
     lent: frozenset[int] = frozenset()
     packed: Phase | None = None
     grows: int = 0
+    repeats: int = 1
 
     def with_traces(self, changed: Callable[[Trace], Trace]) -> Phase:
         """Return the same phase with each of its traces changed."""
@@ -403,6 +405,7 @@ class _Clone:
             recorder.unfollow()
             for handle in missing:
                 handle.remove()
+<<<<<<< HEAD
         return Recording(
             units=self._kept,
             marks=tuple((name, tokens) for name, _, tokens in session.marks),
@@ -412,6 +415,33 @@ class _Clone:
             gathered=tuple(map(frozenset, recorder.gathered)),
             grows=session.grows,
         )
+=======
+        for sample in self._samples:
+            sample.refuse_gathered(recorder.gathered)
+        traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
+        combined, lent = frozenset(recorder.combined), frozenset(recorder.lent)
+        for sample in self._samples:
+            combined, lent = sample.extended(combined), sample.extended(lent)
+        phases: list[Phase] = []
+        further: list[Trace] = []
+        for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
+            for sample in self._samples:
+                trace = extrapolate(trace, sample)
+            if name == FROM_HOST:
+                phases[-1] = replace(phases[-1], from_host=trace)
+            elif name == ALTERNATIVE:
+                phases[-1] = replace(phases[-1], also=(*phases[-1].also, trace))
+            elif name == FURTHER:
+                further.append(trace)
+            else:
+                repeats = workload.forwards_of_prompt(tokens) if name == "prefill" else 1
+                known = tuple(further), use.without, combined, lent
+                phases.append(Phase(name, trace, tokens, None, *known, repeats=repeats))
+                further.clear()
+        if session.grows and phases[-1].name == "forward":
+            phases[-1] = replace(phases[-1], grows=phases[-1].trace.kept)
+        return phases
+>>>>>>> origin/main
 
     def _watch_ends(self) -> list[RemovableHandle]:
         """Record when the last layer of a sample has run: from then on the layers that are left out are missing."""

@@ -10,7 +10,7 @@ import dis
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -59,10 +59,17 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     prompt = max(work.prompt_length, 1) if given is None else given.ids.shape[1]
     has_mask = given is not None and given.mask is not None
     pads = (work.padded or has_mask) and session.accepts(MASK)
-    if pads:
-        session.phase(FURTHER, prompt, _Loop(session, config, prompt, given, is_padded=True).prefill)
-    loop = _Loop(session, config, prompt, given)
-    session.phase("prefill", prompt, loop.prefill)
+    chunk = work.prefill_chunk_size
+    if chunk is None or chunk >= prompt or given is not None or not _is_given_a_cache(session, config):
+        if pads:
+            session.phase(FURTHER, prompt, _Loop(session, config, prompt, given, is_padded=True).prefill)
+        loop = _Loop(session, config, prompt, given)
+        session.phase("prefill", prompt, loop.prefill)
+    else:
+        if pads:
+            _prefill_in_chunks(_Loop(session, config, prompt, is_padded=True), chunk, [FURTHER] * 3)
+        loop = _Loop(session, config, prompt)
+        _prefill_in_chunks(loop, chunk, [FURTHER, "prefill", ALTERNATIVE])
     if work.new_tokens == 0 or work.context_length < 2:
         return
     if given is not None:
@@ -90,6 +97,24 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
         loop = _before_last_step(session, config, loop, given, is_padded=True)
         with as_when_decoding(session.model):
             session.phase(ALTERNATIVE, 1, lambda: loop.step(1))
+
+
+def _prefill_in_chunks(loop: _Loop, chunk: int, names: list[str]) -> None:
+    """Record some of the forwards that a prompt is run in: the first, which attends to nothing before it, one in the
+    middle, which takes as long as the mean, and the last full one, which takes the most memory, with the rest after it.
+
+    Args:
+        chunk: tokens of each.
+        names: names of the phases of what comes before the forward in the middle, of that, and of what comes after it.
+    """
+    full, session = loop.prompt // chunk, loop.session
+    middle = full // 2
+    for number in sorted({0, middle, full - 1}):
+        loop.fill(number * chunk)
+        name = names[1 + (number > middle) - (number < middle)]
+        session.phase(name, chunk, partial(loop.prefill_part, number * chunk, (number + 1) * chunk))
+    if full * chunk < loop.prompt:
+        session.phase(names[2], chunk, partial(loop.prefill_part, full * chunk, loop.prompt))
 
 
 def reads_whole_text(model: Any) -> bool:
@@ -203,12 +228,14 @@ class _Loop:
         self.mask = mask if is_padded or keeps_mask() else None
         self.unfinished = session.tokens(1)
         self.chosen: torch.Tensor | None = None
+        self.before: Any = None  # output of the last forward, while those of a prompt follow each other
         self.image_states: torch.Tensor | None = None
         self.encoded: Mapping[str, Any] = {}
         self.kinds = {name: self.media[name] for name in LENGTHENED if name in self.media}
         self.special = kept_ids(session, config)
         self.choice = Choice(session)
-        self.caches = getattr(getattr(session.model, "generation_config", None), "use_cache", None) is not False
+        self.caches = _uses_cache(session)
+        self.filled = 0  # tokens of the prompt that the cache holds, where it is run in chunks
         self.cache = _new_cache(session, config) if self.caches else None
 
     def _first_positions(self, mask: torch.Tensor) -> torch.Tensor:
@@ -223,7 +250,24 @@ class _Loop:
         """Run the forward of the whole prompt."""
         media, self.encoded = encode_media(self.session, self.media)
         encoded = {ENCODED: self.encoded} if self.encoded else {}
-        self._run(self.ids.clone(), self.positions, **media, **encoded)
+        self._run(self.ids.clone(), self.positions, None, None, **media, **encoded)
+
+    def prefill_part(self, begin: int, end: int) -> None:
+        """Run the forward of the tokens of the prompt from `begin` to `end`; those before it are in the cache."""
+        positions = None if self.positions is None else self.positions[..., begin:end]
+        kinds = {name: kind[:, :end] for name, kind in self.kinds.items()}
+        self.filled = end
+        self._run(self.ids[:, begin:end].clone(), positions, kinds, until=end)
+
+    def fill(self, tokens: int) -> None:
+        """Let the cache hold the first `tokens` tokens of the prompt: without a forward if it can be resized."""
+        if self.filled == tokens:
+            return
+        if self.can_resize(self.filled):
+            self._resize_cache(tokens)
+            self.filled = tokens
+        else:
+            self.prefill_part(self.filled, tokens)
 
     def step(self, tokens: int) -> None:
         """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip.
@@ -232,7 +276,7 @@ class _Loop:
         """
         self.append(tokens)
         if not self.caches:
-            self._run(self.ids.clone(), self.positions, None, **self.kinds)
+            self._run(self.ids.clone(), self.positions, None, None, **self.kinds)
             return
         if reads_whole_text(self.session.model):
             self._run(self.ids.clone(), self.positions, self.kinds)
@@ -240,7 +284,7 @@ class _Loop:
         positions = None if self.positions is None else self.positions[..., -tokens:].clone()
         seen = inputs_of_step(self.session, self.media, self.image_states, tokens) if self.media else {}
         kinds = {name: kind[:, -tokens:].clone() for name, kind in self.kinds.items()}
-        self._run(self.ids[:, -tokens:].clone(), positions, kinds, **seen)
+        self._run(self.ids[:, -tokens:].clone(), positions, kinds, None, **seen)
 
     def append(self, tokens: int) -> None:
         """Append `tokens` chosen tokens to the text."""
@@ -270,21 +314,25 @@ class _Loop:
                     value = torch.cat([value, value.new_zeros(*more.shape)], 1)
                 self.session.recorder.values.give(self.kinds[name], value)
 
-    def can_resize(self) -> bool:
-        """Return whether the cache holds keys and values of the whole text: no sliding windows or recurrent states."""
-        layers, tokens = _filled_layers(self.cache), self.ids.shape[1]
+    def can_resize(self, tokens: int | None = None) -> bool:
+        """Return whether the cache holds keys and values of the whole text, or of its first `tokens` tokens: no sliding
+        windows or recurrent states."""
+        layers, tokens = _filled_layers(self.cache), self.ids.shape[1] if tokens is None else tokens
         return _keeps_every_token(self.cache) and all(layer.get_seq_length() == tokens for layer in layers)
 
     def resize(self, tokens: int) -> None:
         """Let the cache hold `tokens` tokens, in new storages, and allocate new scores, as forwards would."""
+        self._resize_cache(tokens)
+        self._cover(tokens + 1)
+        self.choice.renew()
+
+    def _resize_cache(self, tokens: int) -> None:
         for layer in _filled_layers(self.cache):
             for name in ("keys", "values"):
                 held = getattr(layer, name)
                 with self.session.recorder.as_unit_of(held):
                     setattr(layer, name, held.new_empty((*held.shape[:-2], tokens, held.shape[-1])))
                 del held
-        self._cover(tokens + 1)
-        self.choice.renew()
 
     def skip(self, steps: int) -> None:
         """Leave what `steps` steps leave: without a forward if the cache can be resized, else in one if that leaves the
@@ -326,11 +374,22 @@ class _Loop:
         ids: torch.Tensor,
         positions: torch.Tensor | None,
         kinds: Mapping[str, torch.Tensor] | None = None,
+        until: int | None = None,
         **media: Any,
     ) -> None:
+        """Run a forward, and choose the next token unless it ends before the prompt does.
+
+        Args:
+            ids: the tokens that it computes.
+            positions: their position ids.
+            kinds: kinds of tokens.
+            until: tokens of the text up to their end; None: all.
+            media: images and sounds.
+        """
         keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
         mask = [] if self.mask is None else [self.mask]
-        masked = dict.fromkeys([MASK] if self.is_padded else [], self.mask)
+        seen = self.mask if self.mask is None or until is None else self._mask_until(until)
+        masked = dict.fromkeys([MASK] if self.is_padded else [], seen)
         cache = dict.fromkeys(CACHES, self.cache) if self.caches else {}
         order = {} if positions is None else {"position_ids": positions}
         given = {**masked, **order, **cache, "use_cache": self.caches, **(kinds or {})}
@@ -338,8 +397,16 @@ class _Loop:
         if prepares_its_inputs(self.session.model):
             inputs |= self._prepared({**given, **{name: media[name] for name in KINDS if name in media}}, ids)
         kept = [*tensors_in(media), *([] if self.positions is None else [self.positions])]
-        kept, unread = ([*kept, *mask], []) if self.is_padded else (kept, mask)
+        if self.is_padded and seen is not None:
+            kept = [*kept, seen]
+        kept, unread = (kept, [] if until is None else mask) if self.is_padded else (kept, mask)
         output = self.session.generate_with(kept, unread, **inputs)
+        if until is not None and until < self.prompt:
+            self.before = output
+            returned = cache_in(output)
+            self.cache = self.cache if returned is None else returned
+            return
+        self.before = None
         if not self.choice.is_made:
             inputs = {}
         del given, kinds, masked, order, mask, kept, unread, positions, ids
@@ -351,6 +418,15 @@ class _Loop:
         returned = cache_in(output)
         self.cache = self.cache if returned is None else returned
         self.choice.reorder(self.cache)
+
+    def _mask_until(self, tokens: int) -> torch.Tensor:
+        """Return the mask of the first `tokens` tokens, a view."""
+        assert self.mask is not None
+        found = self.mask[:, :tokens]
+        with real_tensors():
+            value = self._mask(self.prompt)[:, :tokens]
+        self.session.recorder.values.give(found, value)
+        return found
 
     def _append_chosen(self) -> None:
         """Append the next token for a moment: `generate` does so before it frees the output of the forward."""
@@ -425,6 +501,16 @@ def _overrides(model: Any, method: str) -> bool:
     if general is None or own is None or own is general:
         return False
     return "is_first_iteration" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+
+
+def _uses_cache(session: Session) -> bool:
+    """Return whether `generate` lets the model keep keys and values, or states."""
+    return getattr(getattr(session.model, "generation_config", None), "use_cache", None) is not False
+
+
+def _is_given_a_cache(session: Session, config: Any) -> bool:
+    """Return whether `generate` gives the model an empty cache, without which it runs no prompt in chunks."""
+    return _uses_cache(session) and _new_cache(session, config) is not None
 
 
 def _new_cache(session: Session, config: Any) -> Any:

@@ -24,6 +24,8 @@ class Workload:
         all_logits: the prefill returns logits for every token, as a plain `model(input_ids)` does; in generation only
             those of the last.
         padded: sequences may be padded, so that the model gets a mask and may take more memory; False: none ever is.
+        prefill_chunk_size: tokens of each forward over a longer prompt, as `generate` of transformers takes it; None:
+            a prompt is one forward.
     """
 
     batch_size: int = 1
@@ -32,6 +34,7 @@ class Workload:
     cache: str | None = "dynamic"
     all_logits: bool = False
     padded: bool = True
+    prefill_chunk_size: int | None = None
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size, least=1)
@@ -42,12 +45,18 @@ class Workload:
                 f"new_tokens is {self.new_tokens}; it is part of context_length, which is {self.context_length}"
             )
         check_choice("cache", self.cache, ("dynamic", "static", None))
+        optional_whole_number("prefill_chunk_size", self.prefill_chunk_size, least=1)
         check_flags(all_logits=self.all_logits, padded=self.padded)
 
     @property
     def prompt_length(self) -> int:
         """Tokens of the longest prompt."""
         return self.context_length - (self.new_tokens or 0)
+
+    def forwards_of_prompt(self, tokens: int) -> int:
+        """Return how many forwards of `tokens` tokens a prompt is run in."""
+        in_chunks = self.prefill_chunk_size is not None and tokens == self.prefill_chunk_size
+        return -(-self.prompt_length // tokens) if in_chunks else 1
 
 
 DEFAULT_CONTEXT = 2048

@@ -313,3 +313,41 @@ def test_keeps_mask_does_not_change_the_random_state() -> None:
     torch.manual_seed(1)
     keeps_mask()
     assert torch.rand(1) == pytest.approx(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "chunk", "exact"),
+    [("llama", 16, True), ("llama", 23, True), ("llama", 40, True), ("gpt2", 16, True), ("gemma2", 16, False)],
+)
+def test_a_prompt_in_chunks_takes_what_its_last_full_one_does(family: str, chunk: int, exact: bool) -> None:
+    """The cache of a sliding window keeps what each forward leaves, a little less than is planned."""
+    model, shapes = small(family), {"context_length": 70, "new_tokens": 4}
+    whole = make_plan(model, {0: "100MB", "cpu": "100MB"}, **shapes).devices[0].total
+    found = make_plan(model, {0: "100MB", "cpu": "100MB"}, **shapes, prefill_chunk_size=chunk)
+    assert found.prefill_chunk_size == chunk
+    planned = found.devices[0].total
+    assert planned < whole
+    before = memory_allocated(0)
+    model = model.to(DEVICE)
+    reset_peak_memory(0)
+    ids = (torch.arange(66)[None] % 90).to(DEVICE)
+    mask = padding_mask(1, 66, None).to(DEVICE)
+    options = {"prefill_chunk_size": chunk, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    with torch.inference_mode():
+        model.generate(ids, attention_mask=mask, eos_token_id=2**31, **options)
+    measured = max_memory_allocated(0) - before
+    assert measured == planned if exact else 0.9 * planned <= measured <= planned
+
+
+def test_a_prompt_of_a_model_without_a_cache_is_whole() -> None:
+    model = small("llama")
+    model.generation_config.use_cache = False
+    found = make_plan(model, {"cpu": "100MB"}, context_length=70, new_tokens=4, prefill_chunk_size=16)
+    assert found.prefill_chunk_size is None
+
+
+def test_a_prompt_no_longer_than_a_chunk_is_whole() -> None:
+    budgets = {"cpu": "100MB"}
+    found = make_plan(small("llama"), budgets, context_length=70, new_tokens=6, prefill_chunk_size=64)
+    assert found == make_plan(small("llama"), budgets, context_length=70, new_tokens=6)

@@ -34,6 +34,9 @@ PROMPTS = {
 }
 """A prompt for the model itself, and one for each adapter."""
 
+LAYERS = 5
+"""Of the model that is streamed in part."""
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -120,19 +123,19 @@ def test_sequences_that_are_computed_one_by_one_have_adapters_too(
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_streamed_model_keeps_to_its_budget_with_adapters(folders: dict[str, Path], share: float) -> None:
-    model = tiny_model(layers=8)
+    model = tiny_model(layers=LAYERS)
     wide = {name: write_adapter(model, folder.with_name(f"{name}-8"), seed=3) for name, folder in folders.items()}
     read = [read_adapter(name, folder) for name, folder in wide.items()]
     whole = plan(model, {0: "1GB", "cpu": "1GB"}, context_length=64, batch_size=4).devices[0].total
     budget = int(whole * share) + adapters_bytes(read)
     made = plan(model, {0: budget - adapters_bytes(read), "cpu": "1GB"}, context_length=64, batch_size=4)
-    placed = dispatch_model(tiny_model(layers=8), made)
+    placed = dispatch_model(tiny_model(layers=LAYERS), made)
     options = EngineOptions(max_sequences=4, max_length=64)
     engine = build_engine(placed, tiny_tokenizer(), made, options, adapters=read)
     reset_peak_memory("virtual:0")
     engine.start()
     try:
-        found = {name: answer(engine, name, list(range(40))) for name in wide}
+        found = {name: answer(engine, name, list(range(20))) for name in wide}
         peak = max_memory_allocated("virtual:0")
     finally:
         engine.stop()
@@ -143,22 +146,22 @@ def test_a_streamed_model_keeps_to_its_budget_with_adapters(folders: dict[str, P
 
 @cache
 def resident_answer(name: str, folder: Path, options: EngineOptions) -> list[int]:
-    """What an engine over the resident model of 8 layers answers with an adapter."""
-    resident = dispatch_model(tiny_model(layers=8), {"": 0}, force_hooks=True)
+    """What an engine over the resident model of `LAYERS` layers answers with an adapter."""
+    resident = dispatch_model(tiny_model(layers=LAYERS), {"": 0}, force_hooks=True)
     limits = replace(options, kv_bytes=8 << 20)
     alone = build_engine(resident, tiny_tokenizer(), options=limits, adapters=[read_adapter(name, folder)])
     alone.start()
     try:
-        return answer(alone, name, list(range(40)))
+        return answer(alone, name, list(range(20)))
     finally:
         alone.stop()
 
 
 @cache
 def pefts_answer(folder: Path) -> list[int]:
-    """What peft's model of 8 layers answers."""
+    """What peft's model of `LAYERS` layers answers."""
     greedy = make_request([1], temperature=0.0, max_tokens=12, ignore_eos=True).params
-    return oracle.generate(adapted(tiny_model(layers=8), folder), tiny_tokenizer(), list(range(40)), greedy)
+    return oracle.generate(adapted(tiny_model(layers=LAYERS), folder), tiny_tokenizer(), list(range(20)), greedy)
 
 
 def test_gpt2s_layers_have_adapters(tmp_path: Path) -> None:

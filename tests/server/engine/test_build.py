@@ -93,6 +93,26 @@ def test_what_attention_gathers_from_pages_keeps_to_the_budget(tmp_path: Path, a
     }
 
 
+@pytest.mark.slow
+def test_a_long_prompt_keeps_to_a_budget_that_holds_it_in_chunks_only(tmp_path: Path, accelerators: None) -> None:
+    tiny_model(num_hidden_layers=4).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    whole = load(str(tmp_path), max_memory={0: "64MiB", "cpu": "1GiB"}, context_length=896, padded=False)
+    budgets = {0: whole.plan.devices[0].total * 3 // 5, "cpu": "1GiB"}
+    placed = load(str(tmp_path), max_memory=budgets, context_length=896, padded=False, prefill_chunk_size="auto")
+    assert placed.plan.prefill_chunk_size == 512
+    assert set(placed.plan.execution.values()) == {0}
+    del whole
+    made = engine(placed, max_sequences=1)
+    assert made.core.scheduler.max_batch_tokens <= 512
+    gc.collect()
+    reset_peak_memory(0)
+    made.start()
+    ask(made, "the cat sat on the mat " * 48, max_tokens=5, ignore_eos=True).wait()
+    made.stop()
+    assert max_memory_allocated(0) <= budgets[0]  # type: ignore[operator]
+
+
 def test_without_a_plan_there_is_a_default() -> None:
     made = build_engine(tiny_model(), tiny_tokenizer(), options=EngineOptions(kv_bytes=1 << 20))
     assert made.core.scheduler.max_sequences == DEFAULT_SEQUENCES

@@ -218,12 +218,12 @@ def test_an_accelerator_keeps_to_its_budget_with_states_of_more_sequences_than_p
     placed = load(str(tmp_path), **options, batch_size=2, context_length=300)
     entry = placed.plan.devices[0]
     assert set(placed.plan.device_map.values()) == {0}
-    engine = build_engine(placed.model, tiny_tokenizer(), placed.plan, EngineOptions(max_sequences=6))
+    engine = build_engine(placed.model, tiny_tokenizer(), placed.plan, EngineOptions(max_sequences=4))
     gc.collect()
     reset_peak_memory(0)
     engine.start()
-    asked = [[(7 * place + number) % 251 for place in range(B + 9 + number)] for number in range(8)]
-    collectors = [ask(engine, prompt, max_tokens=9, ignore_eos=True) for prompt in asked]
+    asked = [[(7 * place + number) % 251 for place in range(B + 9 + number)] for number in range(5)]
+    collectors = [ask(engine, prompt, max_tokens=4, ignore_eos=True) for prompt in asked]
     for collector in collectors:
         assert isinstance(collector.wait(), Done)
     engine.stop()
@@ -241,7 +241,7 @@ def test_streamed_layers_give_the_same_bits(make: Callable[[], Any], accelerator
         }
         dispatch_model(model, places, main_device="virtual:0")
         engine = tiny_engine(model)
-        found.append(together(engine, prompts(3, B + 20), 4))
+        found.append(together(engine, prompts(2, B + 20), 3))
         engine.stop()
     assert found[0] == found[1]
 

@@ -33,7 +33,7 @@ def test_a_file_has_a_config_and_tensors_with_transformers_names(tmp_path: Path)
     assert config["quantization_config"]["heads"] == {"q_proj": 4, "k_proj": 2}
     assert source.weight_files() == ["m.gguf"]
     assert set(source.headers()["m.gguf"]) == set(source.weight_map())
-    assert "model.layers.2.mlp.up_proj.weight_q4_0" in source.weight_map()
+    assert "model.layers.1.mlp.up_proj.weight_q4_0" in source.weight_map()
 
 
 @pytest.mark.skipif(
