@@ -364,7 +364,9 @@ class _Clone:
             elif name == FURTHER:
                 further.append(trace)
             else:
-                phases.append(Phase(name, trace, tokens, None, tuple(further), use.without, combined, lent))
+                repeats = workload.forwards_of_prompt(tokens) if name == "prefill" else 1
+                known = tuple(further), use.without, combined, lent
+                phases.append(Phase(name, trace, tokens, None, *known, repeats=repeats))
                 further.clear()
         if recording.grows and phases[-1].name == "forward":
             phases[-1] = replace(phases[-1], grows=phases[-1].trace.kept)
@@ -405,7 +407,6 @@ class _Clone:
             recorder.unfollow()
             for handle in missing:
                 handle.remove()
-<<<<<<< HEAD
         return Recording(
             units=self._kept,
             marks=tuple((name, tokens) for name, _, tokens in session.marks),
@@ -415,33 +416,6 @@ class _Clone:
             gathered=tuple(map(frozenset, recorder.gathered)),
             grows=session.grows,
         )
-=======
-        for sample in self._samples:
-            sample.refuse_gathered(recorder.gathered)
-        traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
-        combined, lent = frozenset(recorder.combined), frozenset(recorder.lent)
-        for sample in self._samples:
-            combined, lent = sample.extended(combined), sample.extended(lent)
-        phases: list[Phase] = []
-        further: list[Trace] = []
-        for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
-            for sample in self._samples:
-                trace = extrapolate(trace, sample)
-            if name == FROM_HOST:
-                phases[-1] = replace(phases[-1], from_host=trace)
-            elif name == ALTERNATIVE:
-                phases[-1] = replace(phases[-1], also=(*phases[-1].also, trace))
-            elif name == FURTHER:
-                further.append(trace)
-            else:
-                repeats = workload.forwards_of_prompt(tokens) if name == "prefill" else 1
-                known = tuple(further), use.without, combined, lent
-                phases.append(Phase(name, trace, tokens, None, *known, repeats=repeats))
-                further.clear()
-        if session.grows and phases[-1].name == "forward":
-            phases[-1] = replace(phases[-1], grows=phases[-1].trace.kept)
-        return phases
->>>>>>> origin/main
 
     def _watch_ends(self) -> list[RemovableHandle]:
         """Record when the last layer of a sample has run: from then on the layers that are left out are missing."""
