@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,12 @@ from bigmodel.nodes import run_over_nodes
 from bigmodel.plan import Node, Nodes, NodesPlan, plan_nodes
 from bigmodel.profile.machine.machine import LinkSpeed, nominal_machine
 
+from tests.preloaded import ROOT, python_executable, run
+
 from .deployment import generated
 
-ROOT = Path(__file__).parents[2]
+MODULES = ("bigmodel.nodes", "transformers.models.llama.modeling_llama")
+"""What the processes import, beside what every preloaded program has."""
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +44,14 @@ def three_nodes(folder: Path, rate: float = 1e9) -> NodesPlan:
 def launched(
     folder: Path, plan: NodesPlan, output: Path, *options: str, restarts: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Run the deployment in three processes to its end."""
+    """Run the deployment in three processes to its end: they are forked with all that they import."""
     (output / "plan.json").write_text(plan.to_json())
-    command = [sys.executable, "-m", "bigmodel", "launch", "--cpu", "--num_processes", "3"]
+    command = ["-m", "bigmodel.cli.main", "launch", "--cpu", "--num_processes", "3"]
     command += ["--max_restarts", str(restarts), "--monitor_interval", "0.2", "-m", "tests.nodes.deployment"]
     command += [str(folder), str(output / "plan.json"), str(output), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    python = str(python_executable(*MODULES))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python}
+    return run(command, environment, timeout=240)
 
 
 @pytest.mark.slow
