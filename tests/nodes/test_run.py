@@ -16,7 +16,6 @@ from bigmodel.errors import LaunchError
 from bigmodel.nodes import run_over_nodes
 from bigmodel.plan import Node, Nodes, NodesPlan, plan_nodes
 from bigmodel.profile.machine.machine import LinkSpeed, nominal_machine
-
 from tests.preloaded import ROOT, python_executable, run
 
 from .deployment import generated
