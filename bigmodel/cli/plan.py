@@ -74,8 +74,8 @@ def plan(
     prefill_chunk_size: Annotated[
         str,
         typer.Option(
-            help="Tokens of each forward in which 'generate' runs a longer prompt; auto: as many as let an accelerator "
-            "run the model; none: a prompt is one forward."
+            help="Tokens of each forward in which 'generate' runs a longer prompt; auto: the whole prompt, or as "
+            "many as let accelerators run all layers; none: a prompt is one forward."
         ),
     ] = "auto",
     train: Annotated[

@@ -172,9 +172,9 @@ def plan(
         draft: plan of what proposes them within the same budgets, such as an MTP head's: what it takes is kept free,
             and counted as `DevicePlan.draft` and in the KV cache; its passes are those of a proposal.
         prefill_chunk_size: tokens of each forward in which `generate` runs a longer prompt: the activations of a chunk
-            are planned, not those of the whole prompt, and streamed weights are fetched for each chunk. "auto": a
-            prompt is one forward if that lets an accelerator be used within the budgets, else the largest of
-            `PREFILL_CHUNKS` that does. None: a prompt is one forward.
+            are planned, not those of the whole prompt, and streamed weights are fetched for each chunk. "auto":
+            whole prompts if accelerators run all layers then, else the largest of `PREFILL_CHUNKS` with which they run
+            the most. None: a prompt is one forward.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
