@@ -27,6 +27,7 @@ from .source import model_config as model_config
 from .source import profile_source as profile_source
 from .trace.dry_run import Phase as Phase
 from .trace.generation import as_when_decoding as as_when_decoding
+from .trace.grouped_attention import attention_by_group as attention_by_group
 from .trace.image_inputs import image_shape as image_shape
 from .trace.inputs import padding_mask as padding_mask
 from .trace.media_inputs import sound_shape as sound_shape

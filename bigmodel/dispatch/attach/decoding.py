@@ -4,19 +4,21 @@ transformers selects an experts function for steps of generation by ``model.devi
 weights. Those of a dispatched model may lie on the host while it runs on an accelerator; a resident model would select
 another function, whose last bits differ.
 
-A plan may count the activations of a chunk of the prompt in place of those of the whole.
+A plan may count the activations of a chunk of the prompt in place of those of the whole. A chunk attends without copies
+of keys and values (`attention_by_group`).
 """
 
 from __future__ import annotations
 
 import copy
 import weakref
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...profile import attention_by_group
 from .refusals import NotCopied
 
 METHOD = "_optimize_model_for_decode"
@@ -81,4 +83,6 @@ class PrefillInChunks(NotCopied):
         if generation_config.prefill_chunk_size is None and "past_key_values" in given and given <= DIVIDED:
             generation_config = copy.copy(generation_config)
             generation_config.prefill_chunk_size = self._size
-        return getattr(type(model), PREFILL)(model, input_ids, generation_config, model_kwargs, **more)
+        in_chunks = generation_config.prefill_chunk_size is not None
+        with attention_by_group(model) if in_chunks else nullcontext():
+            return getattr(type(model), PREFILL)(model, input_ids, generation_config, model_kwargs, **more)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .choice import Choice, beams_of, chooses_itself, suppressed_tokens
+from .grouped_attention import attention_by_group
 from .image_states import image_states_in, inputs_of_step
 from .inputs import MASK, modalities, padding_mask, token_ids
 from .prompt import KINDS, Prompt
@@ -257,7 +258,8 @@ class _Loop:
         positions = None if self.positions is None else self.positions[..., begin:end]
         kinds = {name: kind[:, :end] for name, kind in self.kinds.items()}
         self.filled = end
-        self._run(self.ids[:, begin:end].clone(), positions, kinds, until=end)
+        with attention_by_group(self.session.model):
+            self._run(self.ids[:, begin:end].clone(), positions, kinds, until=end)
 
     def fill(self, tokens: int) -> None:
         """Let the cache hold the first `tokens` tokens of the prompt: without a forward if it can be resized."""

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.plan import Plan, make_plan
-from bigmodel.profile import profile_model
+from bigmodel.profile import attention_by_group, profile_model
 from bigmodel.profile.trace import generation
 from bigmodel.profile.trace.events import Allocate, Free, Return
 from bigmodel.profile.trace.generation import encode_media, keeps_mask
@@ -332,10 +332,12 @@ def test_a_prompt_in_chunks_takes_what_its_last_full_one_does(family: str, chunk
     model = model.to(DEVICE)
     reset_peak_memory(0)
     ids = (torch.arange(66)[None] % 90).to(DEVICE)
-    mask = padding_mask(1, 66, None).to(DEVICE)
     options = {"prefill_chunk_size": chunk, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    with torch.inference_mode():
-        model.generate(ids, attention_mask=mask, eos_token_id=2**31, **options)
+    for pads in (True, False):
+        mask = padding_mask(1, 66, None if pads else 0).to(DEVICE)
+        with torch.inference_mode(), attention_by_group(model):
+            model.generate(ids, attention_mask=mask, eos_token_id=2**31, **options)
+        del mask
     measured = max_memory_allocated(0) - before
     assert measured == planned if exact else 0.9 * planned <= measured <= planned
 
