@@ -3,8 +3,9 @@
 A Llama generates at a context of which the accelerator's budget holds a quarter of the keys and values beside the
 weights, so the plan has most layers' in RAM and fetches them ahead of use. A virtual link has a set bandwidth, a real
 one its own for pinned memory. The bound is the larger of two times: of the same step with everything on the
-accelerator, and of the bytes of streamed weights and fetched keys and values over the link. transformers' own offloaded
-cache needs CUDA's streams and does not run on the virtual one.
+accelerator, and of the bytes of streamed weights and fetched keys and values over the link. The same is measured of a
+step of the server's engine, whose keys and values are in pages. transformers' own offloaded cache needs CUDA's streams
+and does not run on the virtual one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ HELD = 0.25
 """Share of the keys and values that the accelerator's budget holds."""
 
 ON_DEVICE, ON_HOST = "all on the accelerator", "keys and values as planned"
+SERVED_ON_DEVICE, SERVED_ON_HOST = f"server, {ON_DEVICE}", f"server, {ON_HOST}"
 
 DEVICES = ("virtual", "cuda")
 """Devices that this benchmark supports."""
@@ -78,8 +80,10 @@ def run(options: argparse.Namespace) -> Report:
         texts = {
             ON_DEVICE: Text(dispatch_model(make(sizes), {"": 0}), sizes),
             ON_HOST: Text(dispatch_model(make(sizes), found), sizes),
+            SERVED_ON_DEVICE: ServedText(dispatch_model(make(sizes), {"": 0}), sizes),
+            SERVED_ON_HOST: ServedText(dispatch_model(make(sizes), found), sizes),
         }
-        one, other = (text.logits() for text in texts.values())
+        one, other, served, as_served = (text.logits() for text in texts.values())
         variants = [Variant(name, partial(text.seconds, sizes.steps)) for name, text in texts.items()]
         samples = measure(variants, options.rounds, seed=options.seed)
     finally:
@@ -90,6 +94,7 @@ def run(options: argparse.Namespace) -> Report:
     link = (fetched + streamed) / sizes.rate
     steps = {name: samples.summary(name) for name in texts}
     ratio = steps[ON_HOST].median / max(link, steps[ON_DEVICE].median)
+    of_server = steps[SERVED_ON_HOST].median / max(link, steps[SERVED_ON_DEVICE].median)
     rows: list[list[Cell]] = [
         [name, step.median, step.first_quartile, step.third_quartile] for name, step in steps.items()
     ]
@@ -108,7 +113,9 @@ def run(options: argparse.Namespace) -> Report:
         ],
         limits=[
             Limit("step over the larger of compute and bytes over the link", ratio, "<=", MOST),
+            Limit("step of the server over the larger of both", of_server, "<=", MOST),
             Limit("logits that differ from those of the accelerator's own cache", float((one != other).sum()), "==", 0),
+            Limit("logits of the server that differ", float((served != as_served).sum()), "==", 0),
         ],
         samples={"steps": samples},
     )
@@ -196,9 +203,45 @@ class Text:
 
     def logits(self) -> torch.Tensor:
         """Return the logits of one further token, on the host."""
-        return self._forward(self._tokens[:, :1]).cpu()
+        return self._step().cpu()
+
+    def _step(self) -> torch.Tensor:
+        return self._forward(self._tokens[:, :1])
 
     def seconds(self, steps: int) -> float:
         """Return the mean seconds of `steps` steps after an unmeasured one."""
         self.logits()
-        return elapsed(lambda: [self._forward(self._tokens[:, :1]) for _ in range(steps)], self._device) / steps
+        return elapsed(lambda: [self._step() for _ in range(steps)], self._device) / steps
+
+
+class ServedText(Text):
+    """A model in the middle of a long text, as the server's engine computes it."""
+
+    def __init__(self, model: Any, sizes: Sizes) -> None:
+        import torch
+
+        from bigmodel.server.engine.build import kv_maker
+        from bigmodel.server.engine.compute.runner import PackedRunner
+        from bigmodel.server.engine.kv.arena import PagedKV
+
+        self._runner, self._device = PackedRunner(model, row_multiple=1), sizes.device
+        kv = kv_maker(self._runner, sizes.context)()
+        assert isinstance(kv, PagedKV)
+        kv.reserve(sizes.context)
+        self._kv, self._at = kv, 1
+        self._step()
+        self._at = sizes.context - 64
+        generator = torch.Generator().manual_seed(0)
+        for layer in kv.layers():
+            shape = (self._at, sizes.width // 64, 32)
+            keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
+            device = kv.arena.layer(layer)[0].device
+            with torch.inference_mode():
+                kv.arena.write(layer, kv.rows(0, self._at).to(device), keys.to(device), values.to(device))
+
+    def _step(self) -> torch.Tensor:
+        from bigmodel.server.engine.compute.runner import PackedTokens
+
+        found = self._runner.compute([PackedTokens(self._kv, [1], self._at, 1, 1)])[0]
+        assert found is not None
+        return found

@@ -324,7 +324,8 @@ class _Request:
         """Return the plan with as few keys and values on the host as have accelerators run all units that have any;
         None if there is none, or these run all as it is."""
         units = [index for index in sorted(profile.growing) if profile.kv_cache[index]]
-        if not units or not self.per_pass or self.offload == "compute" or self.strategy != "auto":
+        of_draft = self.draft_tokens and not self.per_pass  # an engine's: its keys and values are beside the model's
+        if not units or of_draft or self.offload == "compute" or self.strategy != "auto":
             return None
         from .memory.host_kv import with_kv_on_host
 

@@ -209,6 +209,14 @@ def kv_budget(
     return KVBudget(per_token, found)
 
 
+def positions_of_slots(plan: Any) -> int:
+    """Most positions that are fetched from the host at once, where a plan has slots for keys and values: as many as its
+    sequences have, and those that it leaves memory for."""
+    if plan is None or not plan.kv_on_host:
+        return ANY_NUMBER
+    return int(plan.context_length * (plan.max_sequences() or plan.batch_size))
+
+
 def claimed_bytes(plan: Any, options: EngineOptions) -> dict[int | str, int]:
     """Most bytes that a model and its engine take of each device, by the plan's device keys.
 

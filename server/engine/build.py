@@ -21,6 +21,7 @@ from bigmodel.server.engine.budget import (
     KVBudget,
     StateRoom,
     kv_budget,
+    positions_of_slots,
     sequences_at_once,
     tokens_of_a_step,
 )
@@ -31,11 +32,12 @@ from bigmodel.server.engine.compute.media import MediaRunner, takes_images
 from bigmodel.server.engine.compute.mtp import MtpDrafter
 from bigmodel.server.engine.compute.planned_draft import PlannedDrafter
 from bigmodel.server.engine.compute.prompt_lookup import PromptLookup
-from bigmodel.server.engine.compute.runner import PackedRunner, Runner
+from bigmodel.server.engine.compute.runner import PackedRunner, Runner, kept_on_host
 from bigmodel.server.engine.core import EngineCore
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
+from bigmodel.server.engine.kv.host_pages import HostPages
 from bigmodel.server.engine.kv.prefix import PrefixCache
 from bigmodel.server.engine.kv.prefix_files import PrefixFiles
 from bigmodel.server.engine.prefix_identity import prefix_identity
@@ -83,7 +85,8 @@ def build_engine(
     unplanned = None if room is None else room.unplanned
     budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options, gathered, unplanned)
     budget, kept = (budget, None) if room is None else budget.without_states(room)
-    pool = TokenPool(budget.tokens if options.kv_tokens is None else min(budget.tokens, options.kv_tokens))
+    limits = [budget.tokens, positions_of_slots(plan), *([] if options.kv_tokens is None else [options.kv_tokens])]
+    pool = TokenPool(min(limits) // PROMPT_BLOCK * PROMPT_BLOCK)
     prefix = PrefixCache(pool, enabled=keeps_prefixes, states=kept)
     if options.prefix_folder is not None:
         prefix.adapters = {adapter.name: adapter.digest for adapter in adapters}
@@ -164,7 +167,17 @@ def kv_maker(runner: Runner, positions: int) -> Callable[[], SequenceKV]:
     """Return the constructor of a sequence's KV cache: pages of one arena on accelerators, else its own buffers."""
     if not isinstance(runner, PackedRunner) or all(torch.device(device).type == "cpu" for device, _ in runner.layers):
         return SequenceKV
-    return partial(PagedKV, KVArena(positions))
+    return partial(PagedKV, KVArena(positions, host_pages(runner, positions)))
+
+
+def host_pages(runner: PackedRunner, positions: int) -> HostPages | None:
+    """Return pages on the host for the layers whose keys and values the plan of a dispatched model has there."""
+    kept = kept_on_host(runner.model)
+    if kept is None or not kept.layers:
+        return None
+    pages = HostPages(positions, kept.layers, kept.slots, kept.allocate)
+    kept.others.append(pages.stats)
+    return pages
 
 
 def make_adapters(model: torch.nn.Module, adapters: Seq[Adapter], runner: Runner) -> Adapters:

@@ -15,8 +15,9 @@ def test_a_step_is_held_against_its_bound_and_its_logits_are_equal(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = answer(["kv_tier"], workdir, capsys)
-    device, planned, link = (row["median"] for row in rows(found))
+    device, planned, served, as_served, link = (row["median"] for row in rows(found))
     held = limit(found, "larger of compute and bytes")
     assert held["measured"] == pytest.approx(planned / max(device, link))
     assert held["bound"] == 1.05
-    assert limit(found, "differ")["measured"] == 0
+    assert limit(found, "step of the server")["measured"] == pytest.approx(as_served / max(served, link))
+    assert [each["measured"] for each in found["limits"] if "differ" in each["name"]] == [0, 0]

@@ -248,8 +248,8 @@ class Dispatched(NotCopied):
             mean = {"quantization_error_mean": sum(errors) / len(errors), "quantization_error_max": max(errors)}
             for streamer in self.streamers:
                 counters[str(streamer.device)].update(mean)
-        if self.kv is not None and self.kv.fetchers:
-            counters["kv"] = together([fetcher.stats for fetcher in self.kv.fetchers.values()])
+        if self.kv is not None and (stats := self.kv.stats()):
+            counters["kv"] = together(stats)
         if self.expert_caches:
             counters["experts"] = expert_stats(self.expert_caches)
         if self.plan.speculation is not None:

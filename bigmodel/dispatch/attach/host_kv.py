@@ -34,5 +34,7 @@ def keep_kv_on_host(modules: Mapping[str, nn.Module], plan: Plan, pinned: Pinned
     result.kv = KVFetchers(plan.kv_slots, plan.context_length, plan.batch_size, allocate)
     for name in plan.kv_on_host:
         module = modules[name]
-        hook = KVOnHost(result.kv, layer_indices(module))
+        indices = layer_indices(module)
+        result.kv.layers |= indices
+        hook = KVOnHost(result.kv, indices)
         result.releases.append(module.register_forward_pre_hook(hook, with_kwargs=True).remove)

@@ -203,14 +203,20 @@ class KVFetchers:
         planned_rows: Tokens of a sequence that the plan counts.
         planned_sequences: Sequences that it counts.
         allocate: Returns host memory of a number of bytes.
+
+    Attributes:
+        layers: Layers of a cache whose keys and values lie on the host.
+        others: Counters of what keeps such keys and values itself, as an engine does.
     """
 
     def __init__(
         self, slots: int, planned_rows: int, planned_sequences: int, allocate: Callable[[int], torch.Tensor]
     ) -> None:
-        self._slots = slots
+        self.slots = slots
+        self.allocate = allocate
+        self.layers: set[int] = set()
+        self.others: list[StreamStats] = []
         self._planned = planned_rows, planned_sequences
-        self._allocate = allocate
         self._lock = threading.Lock()
         self.fetchers: dict[torch.device, KVFetcher] = {}
 
@@ -219,9 +225,13 @@ class KVFetchers:
         with self._lock:
             if device not in self.fetchers:
                 rows, sequences = self._planned
-                self.fetchers[device] = KVFetcher(device, self._slots, rows * sequences)
+                self.fetchers[device] = KVFetcher(device, self.slots, rows * sequences)
             return self.fetchers[device]
 
     def new_rows(self) -> HostRows:
         """Return rows without any yet."""
-        return HostRows(self._allocate, self._planned[0])
+        return HostRows(self.allocate, self._planned[0])
+
+    def stats(self) -> list[StreamStats]:
+        """Return the counters of all that fetches keys and values."""
+        return [*(fetcher.stats for fetcher in self.fetchers.values()), *self.others]

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,13 +81,18 @@ def _configs(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
-@cache
 def _asks_for_name(kind: type[nn.Module]) -> bool:
-    """Return whether the file of a class compares names of attention functions, or cannot be read."""
+    """Return whether the file of a class compares names of attention functions, or is not known."""
     try:
-        return _ASKS.search(inspect.getsource(inspect.getmodule(kind) or kind)) is not None
-    except (OSError, TypeError):
+        file = inspect.getsourcefile(kind)
+    except TypeError:
         return True
+    return file is None or _compares_names(Path(file))
+
+
+@cache
+def _compares_names(file: Path) -> bool:
+    return not file.is_file() or _ASKS.search(file.read_text(encoding="utf-8", errors="replace")) is not None
 
 
 @cache
@@ -129,7 +135,7 @@ def attend(
     tokens = query.shape[2]
     is_shared = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[1] == 1
     if groups == 1 or tokens == 1 or not is_shared or any(more.get(each) not in (None, False) for each in _WHOLE):
-        return sdpa_attention_forward(  # type: ignore[no-any-return]
+        return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
         )
     output = query.new_empty(query.shape[0], tokens, key.shape[1], groups, value.shape[-1])

@@ -26,7 +26,8 @@ import torch
 from torch.nn import functional
 from transformers import DynamicCache
 
-from bigmodel.server.engine.compute.varlen import PagedCalls, PagedStep, batched_kernel
+from bigmodel.devices import HOST
+from bigmodel.server.engine.compute.varlen import Attended, PagedCalls, PagedStep, batched_kernel
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
 
@@ -75,6 +76,7 @@ class RaggedCache(DynamicCache):
 
     def __init__(self, spans: Seq[Span]) -> None:
         super().__init__()
+        self.offloading = True  # a dispatched model leaves it as it is: where keys and values lie is the arena's
         self.spans = spans
         self.calls: list[AttentionCall] = []
         self.attended: set[int] = set()  # layers that attended through this cache
@@ -87,6 +89,7 @@ class RaggedCache(DynamicCache):
 
         arenas = {span.kv.arena if isinstance(span.kv, PagedKV) else None for span in spans}
         self.arena = arenas.pop() if len(arenas) == 1 else None  # where all sequences have their pages
+        self._span_of = {id(span.kv): span for span in spans}
         self._steps: dict[tuple[torch.device, int | None], PagedStep] = {}
 
     def step(self, device: torch.device, window: int | None) -> PagedStep:
@@ -94,12 +97,22 @@ class RaggedCache(DynamicCache):
         found = self._steps.get((device, window))
         if found is None:
             written = [_paged(span.kv).rows(span.start, span.end) for span in self.spans]
-            attended = [_paged(call.kv).rows(call.first(window), call.end) for call in self.calls]
+            attended = [self._attended(call, window) for call in self.calls]
             rows = [call.end - call.start for call in self.calls]
             assert self.arena is not None
             most = self.arena.positions
             found = self._steps[device, window] = PagedStep.of(written, attended, rows, device, most)
         return found
+
+    def _attended(self, call: AttentionCall, window: int | None) -> Attended:
+        span, first = self._span_of[id(call.kv)], call.first(window)
+        begin = min(max(first, span.start), call.end)  # of what this step computes
+        return Attended(_paged(call.kv).rows(first, call.end), call.end - begin, span.row + begin - span.start)
+
+    def begin(self) -> None:
+        """Start fetching keys and values from the host, if there are any."""
+        if self.arena is not None and self.arena.host is not None:
+            self.arena.host.begin(lambda device, window: self.step(device, window).readings)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -107,9 +120,13 @@ class RaggedCache(DynamicCache):
         """Store the packed keys and values [1, heads, tokens, dim] of layer ``layer_idx``; returned unchanged."""
         self.updated = layer_idx
         if self.arena is not None:
-            written = self.step(key_states.device, None).written
-            key, value = (states[0, :, : len(written)].transpose(0, 1) for states in (key_states, value_states))
-            self.arena.write(layer_idx, written, key, value)
+            step = self.step(key_states.device, None)
+            key, value = (states[0, :, : len(step.stored)].transpose(0, 1) for states in (key_states, value_states))
+            host = self.arena.on_host(layer_idx)
+            if host is None or key.device.type == HOST:
+                self.arena.write(layer_idx, step.written, key, value)
+            else:
+                host.store(layer_idx, step.stored, key, value)
             return key_states, value_states
         with torch._C.DisableTorchFunction():  # as in `ragged_attention`: many small calls
             for span in self.spans:
@@ -156,6 +173,7 @@ def ragged_step(cache: RaggedCache) -> Iterator[None]:
     """Make forwards of this thread attend through ``cache`` inside the context."""
     _active.cache = cache
     try:
+        cache.begin()
         yield
     finally:
         _active.cache = None
@@ -273,7 +291,7 @@ def ragged_attention(
         if cache.arena is None:
             out = _by_sequence(cache, layer, query, value, options)
         else:
-            out = _in_pages(cache, cache.arena, layer, query, options)
+            out = _in_pages(cache, cache.arena, layer, query, value, options)
     return out[None], None
 
 
@@ -304,25 +322,36 @@ def _expanded(
     out = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
     for call in cache.calls:
         first, rows = call.first(options["window"]), slice(call.row, call.row + call.end - call.start)
-        latents, rotated = call.kv.span(layer, first, call.end)
+        latents, rotated = (each.to(query.device) for each in call.kv.span(layer, first, call.end))
         keys, values = expand(latents[None], rotated[None])
         out[rows] = attend(query[0, :, rows], keys[0], values[0], offset=call.start - first, **options)
     return out
 
 
 def _in_pages(
-    cache: RaggedCache, arena: KVArena, layer: int, query: torch.Tensor, options: dict[str, Any]
+    cache: RaggedCache,
+    arena: KVArena,
+    layer: int,
+    query: torch.Tensor,
+    value: torch.Tensor,
+    options: dict[str, Any],
 ) -> torch.Tensor:
     """Attention [tokens, heads, dim] of a step whose sequences have pages of one arena: with one call of a kernel for
     all that is gathered at once, if there is a kernel, else call by call."""
-    out = query.new_zeros(query.shape[2], query.shape[1], arena.layer(layer)[1].shape[-1])
+    out = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
     packed = query[0].transpose(0, 1)
     waiting = iter(cache.calls)
+    host = None if query.device.type == HOST else arena.on_host(layer)
+    step = cache.step(query.device, options["window"])
     row = 0
-    for calls in cache.step(query.device, options["window"]).calls:
+    for number, calls in enumerate(step.calls):
         rows = slice(row, row + sum(calls.rows))
         own = [next(waiting) for _ in calls.rows]
-        _attend_in_pages(own, calls, arena.layer(layer), packed[rows], out[rows], options)
+        if host is None:
+            keys, values = (each.index_select(0, calls.gathered) for each in arena.layer(layer))
+        else:
+            keys, values = host.read(layer, options["window"], step.readings, number, query.device)
+        _attend_in_pages(own, calls, keys, values, packed[rows], out[rows], options)
         row = rows.stop
     return out
 
@@ -330,13 +359,23 @@ def _in_pages(
 def _attend_in_pages(
     own: Seq[AttentionCall],
     calls: PagedCalls,
-    layer: tuple[torch.Tensor, torch.Tensor],
+    keys: torch.Tensor,
+    values: torch.Tensor,
     packed: torch.Tensor,
     out: torch.Tensor,
     options: dict[str, Any],
 ) -> None:
-    """Write the attention of ``packed`` [tokens, heads, dim], the rows of ``own`` calls, to ``out``."""
-    keys, values = (each.index_select(0, calls.gathered) for each in layer)
+    """Write the attention of ``packed`` [tokens, heads, dim], the rows of ``own`` calls, to ``out``.
+
+    Args:
+        own: The calls.
+        calls: Their lengths.
+        keys: What they attend to [positions, key-value heads, dim], of one after the other.
+        values: Likewise.
+        packed: Queries.
+        out: As large as these.
+        options: Of `attend`.
+    """
     plain = options["softcap"] is None and options["sinks"] is None
     kernel = batched_kernel(packed, keys, values, attend) if plain else None
     if kernel is not None:

@@ -32,6 +32,7 @@ class HeldCache(DynamicCache):
 
     def __init__(self, kv: SequenceKV) -> None:
         super().__init__()
+        self.offloading = True  # a dispatched model leaves it as it is: where keys and values lie is the engine's
         self._kv = kv
         self._lengths: dict[int, int] = {}
 
@@ -42,7 +43,7 @@ class HeldCache(DynamicCache):
         start = self._lengths.get(layer_idx, 0)
         end = self._lengths[layer_idx] = start + key_states.shape[2]
         self._kv.write(layer_idx, start, key_states[0], value_states[0])
-        keys, values = self._kv.span(layer_idx, 0, end)
+        keys, values = (each.to(key_states.device) for each in self._kv.span(layer_idx, 0, end))
         return keys[None], values[None]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

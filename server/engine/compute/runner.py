@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from transformers import DynamicCache
@@ -36,6 +36,10 @@ from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 
 CACHE_NAMES = ("past_key_values", "cache_params")
 """What models call the cache among the arguments of their forward."""
+
+
+if TYPE_CHECKING:
+    from bigmodel.dispatch.streaming.host_kv import KVFetchers
 
 
 class Runner(Protocol):
@@ -76,6 +80,16 @@ def input_device(model: torch.nn.Module) -> torch.device:
     found = dispatched(model)
     assert found is not None
     return found.main_device
+
+
+def kept_on_host(model: torch.nn.Module) -> KVFetchers | None:
+    """Where a dispatched model keeps keys and values on the host; None if it keeps none there."""
+    if not hasattr(model, "hf_device_map"):
+        return None
+    from bigmodel.dispatch.attach.dispatched import dispatched
+
+    found = dispatched(model)
+    return None if found is None else found.kv
 
 
 def readable(logits: torch.Tensor) -> torch.Tensor:
@@ -269,10 +283,14 @@ class PackedRunner:
 
     @cached_property
     def layers(self) -> tuple[tuple[str, int], ...]:
-        """Device and bytes per position of each layer; measured by a forward of one token."""
-        kv = self._computed()
-        layers = map(kv.layer, kv.layers())
-        return tuple((str(keys.device), (keys.nbytes + values.nbytes) // keys.shape[1]) for keys, values in layers)
+        """Device and bytes per position of the keys and values of each layer; measured by a forward of one token."""
+        kv, kept = self._computed(), kept_on_host(self.model)
+        on_host = set() if kept is None else kept.layers
+        held = ((index, *kv.layer(index)) for index in kv.layers())
+        return tuple(
+            (HOST if index in on_host else str(keys.device), (keys.nbytes + values.nbytes) // keys.shape[1])
+            for index, keys, values in held
+        )
 
     @cached_property
     def states(self) -> StateBytes:

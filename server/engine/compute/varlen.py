@@ -13,14 +13,15 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from bigmodel.devices.pinned import on_device
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
+from bigmodel.server.engine.kv.host_pages import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -177,18 +178,34 @@ def _begins(lengths: Seq[int], device: torch.device) -> torch.Tensor:
     return on_device(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
 
 
+class Attended(NamedTuple):
+    """What an attention call attends to.
+
+    Attributes:
+        positions: Of the arena, on the host.
+        fresh: How many of them, at the end, the step itself computes.
+        row: The step's row of the first of these.
+    """
+
+    positions: torch.Tensor
+    fresh: int = 0
+    row: int = 0
+
+
 @dataclass(frozen=True)
 class PagedCalls:
     """Attention calls of a step, one after the other, whose keys and values are gathered together.
 
     Attributes:
-        gathered: Positions of the arena that are attended to, of one call after the other.
+        reading: Positions of the arena that are attended to, of one call after the other, on the host.
+        gathered: The same on the device.
         lengths: How many these are, by call.
         rows: Rows of each call.
         queries: int32 [calls + 1], where the rows of each call begin.
         keys: int32 [calls + 1], where ``gathered`` of each call begins.
     """
 
+    reading: Reading
     gathered: torch.Tensor
     lengths: tuple[int, ...]
     rows: tuple[int, ...]
@@ -196,11 +213,15 @@ class PagedCalls:
     keys: torch.Tensor
 
     @classmethod
-    def of(cls, attended: Seq[torch.Tensor], rows: Seq[int], device: torch.device) -> PagedCalls:
+    def of(cls, attended: Seq[Attended], rows: Seq[int], device: torch.device) -> PagedCalls:
         """Calls that have ``rows`` and attend to ``attended``."""
-        lengths = tuple(map(len, attended))
-        gathered = on_device(torch.cat(list(attended)), device)
-        return cls(gathered, lengths, tuple(rows), _begins(rows, device), _begins(lengths, device))
+        lengths = tuple(len(each.positions) for each in attended)
+        positions = torch.cat([each.positions for each in attended])
+        ends = accumulate(lengths)
+        fresh = ((end - each.fresh, each.row, each.fresh) for end, each in zip(ends, attended, strict=True))
+        reading = Reading(positions, tuple(part for part in fresh if part[2]))
+        gathered = on_device(positions, device)
+        return cls(reading, gathered, lengths, tuple(rows), _begins(rows, device), _begins(lengths, device))
 
 
 @dataclass(frozen=True)
@@ -208,16 +229,23 @@ class PagedStep:
     """Positions of a packed step's tokens in an arena, on one device, for layers of one window.
 
     Attributes:
-        written: Positions of the arena, of each token of the step.
+        stored: Positions of the arena, of each token of the step, on the host.
+        written: The same on the device.
         calls: All attention calls in order, as many together as may be gathered at once.
     """
 
+    stored: torch.Tensor
     written: torch.Tensor
     calls: tuple[PagedCalls, ...]
 
+    @cached_property
+    def readings(self) -> list[Reading]:
+        """What is gathered at once, in order."""
+        return [calls.reading for calls in self.calls]
+
     @classmethod
     def of(
-        cls, written: Seq[torch.Tensor], attended: Seq[torch.Tensor], rows: Seq[int], device: torch.device, most: int
+        cls, written: Seq[torch.Tensor], attended: Seq[Attended], rows: Seq[int], device: torch.device, most: int
     ) -> PagedStep:
         """The step that writes to ``written``, whose calls have ``rows`` and attend to ``attended``.
 
@@ -226,9 +254,10 @@ class PagedStep:
         """
         calls = [
             PagedCalls.of(attended[part], rows[part], device)
-            for part in parts_of_lengths([len(each) for each in attended], most)
+            for part in parts_of_lengths([len(each.positions) for each in attended], most)
         ]
-        return cls(on_device(torch.cat(list(written)), device), tuple(calls))
+        stored = torch.cat(list(written))
+        return cls(stored, on_device(stored, device), tuple(calls))
 
 
 def parts_of_lengths(lengths: Seq[int], most: int) -> list[slice]:

@@ -3,6 +3,7 @@
 An arena holds, for each layer, all positions that the engine may use, allocated once: exactly the bytes that the plan
 counts. A sequence holds pages of :data:`~bigmodel.server.engine.kv.buffers.PROMPT_BLOCK` positions, the same in every
 layer. Cached prefixes share pages with the sequences that begin with them: whole prompt blocks are never written again.
+Pages of some layers may lie on the host (:mod:`.host_pages`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
+from bigmodel.server.engine.kv.host_pages import HostPages
 
 
 class Page:
@@ -34,11 +36,12 @@ class Page:
 class KVArena:
     """Pages for ``capacity`` positions, a multiple of PROMPT_BLOCK; memory of a layer is allocated at its first write.
 
-    ``free`` lists the numbers of pages that nobody holds.
+    ``free`` lists the numbers of pages that nobody holds. ``host`` has the pages of the layers that it names.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, host: HostPages | None = None) -> None:
         self.pages = capacity // PROMPT_BLOCK
+        self.host = host
         self.free = list(range(self.pages - 1, -1, -1))
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -55,14 +58,23 @@ class KVArena:
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of layer ``index`` [positions of all pages, key-value heads, dim]."""
-        return self._layers[index]
+        host = self.on_host(index)
+        return self._layers[index] if host is None else host.layer(index)
 
     def layers(self) -> Seq[int]:
         """Indices of the layers written so far."""
-        return list(self._layers)
+        return sorted([*self._layers, *([] if self.host is None else self.host.written())])
+
+    def on_host(self, layer: int) -> HostPages | None:
+        """The pages on the host, if those of layer ``layer`` are there."""
+        return self.host if self.host is not None and layer in self.host.layers else None
 
     def write(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store ``key`` and ``value`` [tokens, key-value heads, dim] at the positions ``rows`` of the arena."""
+        host = self.on_host(layer)
+        if host is not None:
+            host.write(layer, rows, key, value)
+            return
         if layer not in self._layers:
             self._layers[layer] = self._allocated(key), self._allocated(value)
         keys, values = self._layers[layer]
