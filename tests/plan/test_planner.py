@@ -639,5 +639,7 @@ def test_keys_and_values_on_the_host_are_counted_in_the_time_of_a_step() -> None
     assert made.prediction.token >= (sum(long_profile().kv_cache) + streamed) / link
 
 
-def test_keys_and_values_stay_on_the_device_of_a_caller_that_keeps_its_own() -> None:
-    assert not plan(long_profile(), {0: 4_000_000, "cpu": 10**9}, per_pass=False).kv_on_host
+def test_keys_and_values_of_an_engines_draft_stay_on_its_device() -> None:
+    budgets: dict[Key, int] = {0: 4_000_000, "cpu": 10**9}
+    assert plan(long_profile(), budgets, per_pass=False).kv_on_host
+    assert not plan(long_profile(), budgets, per_pass=False, draft_tokens=1).kv_on_host
