@@ -640,6 +640,6 @@ def test_keys_and_values_on_the_host_are_counted_in_the_time_of_a_step() -> None
 
 
 def test_keys_and_values_of_an_engines_draft_stay_on_its_device() -> None:
-    budgets: dict[Key, int] = {0: 4_000_000, "cpu": 10**9}
+    budgets: dict[int | str, int] = {0: 4_000_000, "cpu": 10**9}
     assert plan(long_profile(), budgets, per_pass=False).kv_on_host
     assert not plan(long_profile(), budgets, per_pass=False, draft_tokens=1).kv_on_host
