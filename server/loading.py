@@ -281,6 +281,7 @@ class PlannedModel:
                 sample_inputs=options.get("sample_inputs"),
                 host_kernels=options.get("host_kernels") or EXACT,
                 padded=options.get("padded", True),
+                prefill_chunk_size=options.get("prefill_chunk_size"),
             )
         return self._profiles[device_type]
 

@@ -178,7 +178,7 @@ def serve(
     with ending_at_once():  # until the server takes over the signals, there is nothing to undo
         from bigmodel.devices import parse_size
         from bigmodel.server import EngineOptions, Settings
-        from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
+        from bigmodel.server.engine.budget import DEFAULT_SEQUENCES, planned_chunk
         from bigmodel.server.loading import LoadOptions, parse_max_memory
         from bigmodel.server.models.named import named_adapters, named_models
 
@@ -241,7 +241,8 @@ def serve(
             batch_size=max_sequences or DEFAULT_SEQUENCES,
             context_length=max_model_len,
             draft_tokens=prompt_lookup or drafted,
-            prefill_chunk_size="auto",
+            padded=False,  # steps are packed
+            prefill_chunk_size=planned_chunk(engine, max_sequences or DEFAULT_SEQUENCES),
         )
         if nodes is not None:
             refuse_beside_nodes(

@@ -91,7 +91,7 @@ def from_pretrained(
         local_files_only: Use only the cache; send no request.
         per_pass: With ``offload="auto"``, a module may be streamed for prompts and computed on the host in steps of
             generation; its keys and values then move between the two. False for callers that manage keys and values
-            themselves, as the server does.
+            themselves, as the server does, whose attention gathers those of a layer.
         sample_inputs: As for `dispatch_model`.
         padded: Memory is planned for padded sequences too; False: no sequence is ever padded.
         prefill_chunk_size: Tokens of each forward in which `generate` runs a longer prompt, as for `plan`; "auto": as

@@ -158,8 +158,8 @@ def plan(
         machine: the machine to plan for; None: this one. With an objective it is measured the first time (half a
             minute).
         per_pass: with "auto" and a prediction, a part may be streamed for prompts and computed in steps. Its KV cache
-            moves between the two, so the cache must be one of `transformers`; False if the caller keeps its own. So it
-            must for keys and values that are planned on the host.
+            moves between the two, so the cache must be one of `transformers`; False for a caller that keeps its own, as
+            the server does: its attention gathers the keys and values of a layer, which is counted.
         sample_inputs: arguments of forward for a model whose inputs follow no known convention, as `profile_model`
             takes them; they fix batch size and shapes.
         strict: raise PlanError if the memory of any input of the model is unknown, instead of noting it.
@@ -287,7 +287,7 @@ class _Request:
 
     def plan(self, profile: Profile) -> Plan:
         """Return the plan of a profile; it says if it leaves all accelerators idle."""
-        made = self._plan(profile)
+        made = self._plan(profile if self.per_pass else replace(profile, gathers_kv=True))
         return replace(made, notes=(*made.notes, *self._idle(made)))
 
     def _idle(self, made: Plan) -> tuple[str, ...]:

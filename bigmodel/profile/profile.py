@@ -51,6 +51,7 @@ class Profile:
             that can hold them on the host.
         kv_on_host: bytes of each unit's keys and values that lie on the host at full context, where the unit runs on an
             accelerator; empty: of none. The traces of such a profile are without them.
+        gathers_kv: attention puts the keys and values of a unit together from pages, beside what the traces have.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Profile:
     packing: str = ""
     growing: frozenset[int] = frozenset()
     kv_on_host: tuple[int, ...] = ()
+    gathers_kv: bool = False
 
     @property
     def prefill_chunk_size(self) -> int | None:

@@ -163,6 +163,13 @@ def sequences_at_once(plan: Any, options: EngineOptions) -> int:
     return int(max(plan.batch_size, min(DEFAULT_SEQUENCES, plan.max_sequences() or plan.batch_size)))
 
 
+def planned_chunk(options: EngineOptions, batch_size: int) -> int:
+    """Tokens of each of ``batch_size`` prompts in a forward, for a plan of the engine's steps: no whole prompts are
+    computed at once."""
+    most = max(options.max_batch_tokens, batch_size + PROMPT_BLOCK)
+    return -(-most // batch_size)
+
+
 def tokens_of_a_step(plan: Any, options: EngineOptions) -> int:
     """Tokens of a step: the options' number, at most those that the plan's activations were counted for.
 

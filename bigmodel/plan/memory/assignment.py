@@ -19,7 +19,7 @@ from ...quantized.host_kernels import EXACT, PACKED
 from ..result.budgets import Key, is_accelerator
 from ..result.expert_split import ExpertSplit
 from ..result.plan import DevicePlan, Part, Plan, Prediction
-from .host_kv import KV_SLOTS, fetched_kv, kv_on_host, kv_slots
+from .host_kv import KV_SLOTS, fetched_kv, gathered_kv, kv_on_host, kv_slots
 from .reserved import ReplayOptions, ReservedMemory, block_bytes, replay_reserved
 from .staging import upload_bytes
 from .usage import (
@@ -133,6 +133,8 @@ def _usage_of_tensors(profile: Profile, assignment: Assignment) -> MemoryUsage:
     if profile.kv_on_host:
         for device, purpose, nbytes in kv_on_host(profile, assignment.execution, assignment.caching):
             usage.add(device, purpose, nbytes)
+    for device, sizes in gathered_kv(profile, assignment.execution).items():
+        usage.add(device, ACTIVATIONS, sum(map(block_bytes, sizes) if device in assignment.caching else sizes))
     peaks = _peaks(profile, assignment)
     for device, nbytes in _kv_cache(profile, assignment).items():
         usage.add(device, KV_CACHE, nbytes)
@@ -277,7 +279,8 @@ def _add_reserved(usage: MemoryUsage, profile: Profile, assignment: Assignment) 
             memories[device].take(nbytes)
     for device, memory in memories.items():
         fetched = kv_slots(profile, assignment.execution).get(device, []) if profile.kv_on_host else []
-        for nbytes in (*usage.shared_tensors(device), *fetched):
+        gathered = gathered_kv(profile, assignment.execution).get(device, [])
+        for nbytes in (*usage.shared_tensors(device), *fetched, *gathered):
             memory.take(nbytes)
         workspace = assignment.caching[device].workspace
         if workspace and profile.phases and device in assignment.execution:

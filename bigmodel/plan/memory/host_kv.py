@@ -18,7 +18,7 @@ from ..result.budgets import Key, is_accelerator
 from .reserved import block_bytes
 from .usage import KV_CACHE, SLOTS
 
-__all__ = ["KV_SLOTS", "fetched_kv", "kv_on_host", "kv_slots", "with_kv_on_host"]
+__all__ = ["KV_SLOTS", "fetched_kv", "gathered_kv", "kv_on_host", "kv_slots", "with_kv_on_host"]
 
 
 def with_kv_on_host(profile: Profile, units: Collection[int]) -> Profile:
@@ -78,6 +78,18 @@ def kv_slots(profile: Profile, execution: Sequence[Key]) -> dict[Key, list[int]]
     for index in fetched_kv(profile, execution):
         largest[execution[index]] = max(largest.get(execution[index], 0), profile.kv_on_host[index])
     return {device: [nbytes - nbytes // 2, nbytes // 2] * KV_SLOTS for device, nbytes in largest.items()}
+
+
+def gathered_kv(profile: Profile, execution: Sequence[Key]) -> dict[Key, list[int]]:
+    """Return the bytes of the keys, and of the values, that attention gathers from pages on each accelerator: those of
+    the unit that has most."""
+    if not profile.gathers_kv:
+        return {}
+    largest: dict[Key, int] = {}
+    for index, nbytes in enumerate(profile.kv_cache):
+        if is_accelerator(execution[index]) and nbytes and not (profile.kv_on_host and profile.kv_on_host[index]):
+            largest[execution[index]] = max(largest.get(execution[index], 0), nbytes)
+    return {device: [nbytes - nbytes // 2, nbytes // 2] for device, nbytes in largest.items()}
 
 
 def kv_on_host(
