@@ -1,9 +1,9 @@
 """Mamba's selective scan from a state: what modules of transformers call, with a state to begin with.
 
 The mixers of Mamba, Falcon-Mamba, Jamba and Zamba call a function of their file, :data:`SCAN`, which begins each call
-of several tokens with a state of zeros, so that the second part of a prompt would forget the first one. A mixer's forward
-is therefore given another function of that name: a copy of the forward, with the same code and globals of its own, so
-that nothing of transformers changes. The state is read from the cache that the forward is called with.
+of several tokens with a state of zeros, so that the second part of a prompt would forget the first one. A mixer's
+forward is therefore given another function of that name: a copy of the forward, with the same code and globals of its
+own, so that nothing of transformers changes. The state is that of the cache that the forward is called with.
 
 The recurrence is that of transformers, operation by operation. It is kept in one buffer of all positions, from which
 the outputs of all of them are one product of matrices.
