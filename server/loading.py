@@ -162,6 +162,7 @@ def load(
     progress = progress or Loading()
     progress.begin("looking for the model")
     source = open_source(model, revision, trust_remote_code=trusted)  # raises before anything is loaded
+    source.config_dict()  # a folder that is no model's says so: without this, by what its tokenizer lacks
     read = [read_adapter(name, folder) for name, folder in (adapters or {}).items()]
     if read and isinstance(options.get("device_map", "auto"), str):  # a plan was made without what they take
         options["max_memory"] = without_adapters(options.get("max_memory"), adapters_bytes(read))

@@ -93,6 +93,11 @@ _IMAGE_HOSTS = typer.Option(
     help="Host that images of chats are fetched from, as images.example.com or *.example.com; may be repeated.",
 )
 ImageHosts: TypeAlias = Annotated[list[str] | None, _IMAGE_HOSTS]
+_ORIGINS = typer.Option(
+    "--allowed-origins",
+    help="Origin of pages that may call the server from a browser, as https://chat.example.com, or *; may be repeated.",
+)
+AllowedOrigins: TypeAlias = Annotated[list[str] | None, _ORIGINS]
 _NODES = typer.Option(
     help="JSON file of several hosts, or the plan over them that `bigmodel plan --nodes --json` prints: each process "
     "computes one stage.",
@@ -164,6 +169,7 @@ def serve(
     batch_folder: BatchFolder = None,
     batch_folder_size: BatchSize = "10GiB",
     image_hosts: ImageHosts = None,
+    allowed_origins: AllowedOrigins = None,
     nodes: NodesFile = None,
     max_restarts: Restarts = 10,
     slow_links: SlowLinks = False,
@@ -227,6 +233,7 @@ def serve(
             batch_folder,
             parse_size(batch_folder_size),
             tuple(name for given in image_hosts or () for name in given.split(",")),
+            tuple(origin for given in allowed_origins or () for origin in given.split(",")),
         )
         budgets = parse_max_memory(max_memory)
         options = LoadOptions(

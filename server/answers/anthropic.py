@@ -38,6 +38,8 @@ class MessageAnswer:
         shows_thinking: Whether reasoning is sent, as thinking.
     """
 
+    alive = typed_event("ping", {})
+
     def __init__(
         self,
         answer_id: str,

@@ -10,7 +10,7 @@ from typing import Any
 from bigmodel.server.answers.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from bigmodel.server.answers.parsers.formats import AnswerFormat
 from bigmodel.server.answers.parsers.reader import AnswerParser, AnswerPart, Content, Reasoning, ToolCall
-from bigmodel.server.answers.sse import event
+from bigmodel.server.answers.sse import COMMENT, event
 from bigmodel.server.engine.scheduling.request import Delta, Done, TokenLogprob
 from bigmodel.server.text.codec import TextCodec
 
@@ -85,6 +85,8 @@ class _CompletionChoice:
 
 class CompletionAnswer:
     """The answer to a completion of ``prompts``, ``n`` choices each; choice i of prompt p has index p * n + i."""
+
+    alive = COMMENT
 
     def __init__(
         self,
@@ -225,6 +227,8 @@ class ChatAnswer:
 
     Reasoning is left out unless the answer ``shows_reasoning``. ``prompt_tokens`` are shown with ``continuous_usage``.
     """
+
+    alive = COMMENT
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 from bigmodel.server.answers.blocks import Block, BlockEvent, BlockReader, Grown, Opened
 from bigmodel.server.answers.logprobs import chat_logprobs
 from bigmodel.server.answers.parsers.formats import AnswerFormat
-from bigmodel.server.answers.sse import event
+from bigmodel.server.answers.sse import COMMENT, event
 from bigmodel.server.engine.scheduling.request import Delta, Done, TokenLogprob
 from bigmodel.server.text.codec import TextCodec
 
@@ -28,6 +28,8 @@ class ResponseAnswer:
         answer_format: Tells calls and reasoning from the text; None where there are none.
         logprobs: Whether it has log-probabilities.
     """
+
+    alive = COMMENT
 
     def __init__(
         self,

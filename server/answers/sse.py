@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+COMMENT = b": waiting\n\n"
+"""What every reader of such a stream leaves out: it shows that the connection is alive."""
+
 
 def event(data: str, name: str | None = None) -> bytes:
     """One server-sent event with ``data``, which must be on one line."""

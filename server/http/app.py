@@ -35,6 +35,7 @@ from bigmodel.server.http.errors import install
 from bigmodel.server.http.keys import KeyRing
 from bigmodel.server.http.metrics import Metrics
 from bigmodel.server.http.metrics_of_models import MetricsOfModels
+from bigmodel.server.http.origins import cors
 from bigmodel.server.http.respond import ClientGoneError
 from bigmodel.server.http.state import ServerState, Settings
 from bigmodel.server.http.status import OwnReports
@@ -134,6 +135,8 @@ def create_app(
     if settings.api_keys:
         state.keys = KeyRing(settings.named_keys)
         app.add_middleware(KeyGuard, keys=state.keys)
+    if settings.allowed_origins:
+        app.add_middleware(cors, origins=settings.allowed_origins)  # before keys: preflights have none
     app.add_middleware(RequestIds)
     if settings.batches:
         state.batches = batches_of(app, state)

@@ -133,6 +133,19 @@ class Body(BaseModel):
         return found if unknown is None else {**found, unknown: given[unknown]}
 
 
+class CacheControl(Body):
+    """A hint that has no effect: every prompt's beginning is kept for later ones, where there is memory."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class Cached(Body):
+    """What may have such a hint."""
+
+    cache_control: CacheControl | None = None
+
+
 # --- sampling -----------------------------------------------------------------------------------------
 
 

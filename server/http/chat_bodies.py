@@ -6,14 +6,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from bigmodel.server.http.bodies import MAX_TOP_LOGPROBS, Body, FreeObject, Labels, Sampling, Text, by_type, disagrees
+from bigmodel.server.http.bodies import (
+    MAX_TOP_LOGPROBS,
+    Body,
+    Cached,
+    FreeObject,
+    Labels,
+    Sampling,
+    Text,
+    by_type,
+    disagrees,
+)
 from bigmodel.server.http.call_arguments import with_object
 from bigmodel.server.http.tool_bodies import AllowedToolsChoice, Function, NamedTool, ToolChoice, ToolList
 
 MAX_MESSAGES = 10_000
 
 
-class TextPart(Body):
+class TextPart(Cached):
     type: Literal["text"]
     text: Text
 
@@ -25,7 +35,7 @@ class ImageURL(Body):
     detail: Literal["auto"] | None = None
 
 
-class ImagePart(Body):
+class ImagePart(Cached):
     type: Literal["image_url"]
     image_url: ImageURL
 
@@ -36,8 +46,11 @@ Part = Annotated[
 ]
 
 
-class Message(Body):
-    """One message. Some clients, lm-eval up to 0.4.9 among them, give it the type "text", which says nothing."""
+class Message(Cached):
+    """One message, also as other servers answer with it: its reasoning has two names, the second that of newer vLLM.
+
+    Some clients, lm-eval up to 0.4.9 among them, give it the type "text", which says nothing.
+    """
 
     type: Literal["text"] | None = None
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -46,6 +59,9 @@ class Message(Body):
     tool_calls: Annotated[list[FreeObject], Field(fail_fast=True)] | None = None
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    reasoning_details: Annotated[list[None], Field(max_length=0)] | None = None
+    annotations: Annotated[list[None], Field(max_length=0)] | None = None
     refusal: None = None
 
     @model_validator(mode="after")
@@ -54,6 +70,8 @@ class Message(Body):
             raise disagrees("content", f"is required in a message of the role '{self.role}'")
         if self.images and self.role != "user":
             raise disagrees("content", "may have images in a message of the role 'user' alone")
+        if None not in (self.reasoning, self.reasoning_content) and self.reasoning != self.reasoning_content:
+            raise disagrees("reasoning", "is not what reasoning_content says; give one of them")
         return self
 
     @property
@@ -79,14 +97,14 @@ class Message(Body):
     def plain(self, *, arguments_as_objects: bool = True, in_parts: bool = False) -> dict[str, Any]:
         """The message as chat templates expect it: content as one string or ``in_parts``, no absent fields."""
         message: dict[str, Any] = {"role": self.role, "content": self._parts() if in_parts else self._text()}
-        for field in ("name", "tool_call_id", "reasoning_content"):
-            if getattr(self, field) is not None:
-                message[field] = getattr(self, field)
+        thought = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        fields = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": thought}
+        message |= {name: value for name, value in fields.items() if value is not None}
         if self.tool_calls:
             calls = self.tool_calls
             message["tool_calls"] = [with_object(call) for call in calls] if arguments_as_objects else calls
-            if self.reasoning_content is not None and not message["content"]:
-                message["thinking"] = self.reasoning_content  # its name in gpt-oss' template
+            if thought is not None and not message["content"]:
+                message["thinking"] = thought  # its name in gpt-oss' template
         return message
 
 

@@ -10,12 +10,11 @@ import torch
 from fastapi import Request as HTTPRequest
 
 from bigmodel.server.answers.parsers.formats import AnswerFormat
-from bigmodel.server.answers.parsers.held_answers import held_answer
+from bigmodel.server.answers.parsers.held_answers import held_answer, required_calls
 from bigmodel.server.engine.engine import Engine, EngineStoppedError, QueueFullError
 from bigmodel.server.engine.sampling.expressions import Expression, json_text
 from bigmodel.server.engine.sampling.grammar import ANY_OBJECT, Grammar, GrammarError, available
 from bigmodel.server.engine.sampling.reasoning_budget import ReasoningBudget
-from bigmodel.server.engine.sampling.tool_schema import calls_schema
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
 from bigmodel.server.http.bodies import Sampling
 from bigmodel.server.http.chat_bodies import ChatBody
@@ -29,7 +28,7 @@ from bigmodel.server.text.codec import TextCodec, TooManyTokensError
 DEFAULT_COMPLETION_TOKENS = 16
 
 PROMPT_END = 16
-"""Tokens at the end of a prompt that show whether the answer begins within the reasoning."""
+"""Tokens at the end of a prompt that show whether the answer begins within the reasoning, or behind it."""
 
 
 def engine_id(http: HTTPRequest) -> str:
@@ -150,9 +149,8 @@ def held_to(body: Sampling) -> str | None:
 
 def _expression(body: Sampling, form: AnswerFormat | None) -> Expression:
     """What the answer may be."""
-    if isinstance(body, ChatBody) and body.call_required:
-        functions = {name: function.arguments for name, function in body.functions.items()}
-        return json_text(calls_schema(functions, single=body.single_call))
+    if form is not None and form.forced:
+        return required_calls(form)
     wanted = body.response_format
     schema = None if wanted is None or wanted.json_schema is None else wanted.json_schema.schema_
     return held_answer(form, json_text(ANY_OBJECT if schema is None else schema))
@@ -166,6 +164,7 @@ def answer_format(body: ChatBody, model: RunningModel, prompt: list[int]) -> Ans
     strict = frozenset(name for name, function in body.functions.items() if function.strict)
     if formats.reasoning is None and not (functions and (formats.tools is not None or held == "tool_choice")):
         return None
+    end = codec.decode(prompt[-PROMPT_END:], skip_special_tokens=False)
     return AnswerFormat(
         formats,
         codec.special_texts,
@@ -173,7 +172,8 @@ def answer_format(body: ChatBody, model: RunningModel, prompt: list[int]) -> Ans
         frozenset() if held == "tool_choice" else strict,  # a grammar holds them
         single=body.single_call,
         forced=held == "tool_choice",
-        opened=formats.ends_within_reasoning(codec.decode(prompt[-PROMPT_END:], skip_special_tokens=False)),
+        opened=formats.ends_within_reasoning(end),
+        closed=formats.ends_behind_reasoning(end),
     )
 
 

@@ -9,26 +9,24 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, Tag, model_validator
 
-from bigmodel.server.http.bodies import MAX_STOPS, Body, FreeObject, Number, StopString, Text, by_type, disagrees
+from bigmodel.server.http.bodies import (
+    MAX_STOPS,
+    Body,
+    Cached,
+    FreeObject,
+    Number,
+    StopString,
+    Text,
+    by_type,
+    disagrees,
+)
 from bigmodel.server.http.chat_bodies import MAX_MESSAGES
 from bigmodel.server.http.tool_bodies import FunctionName, few_tools
-
-
-class CacheControl(Body):
-    """A hint that has no effect: every prompt's beginning is kept for later ones, where there is memory."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class _Cached(Body):
-    cache_control: CacheControl | None = None
-
 
 # --- blocks -------------------------------------------------------------------------------------------
 
 
-class TextBlock(_Cached):
+class TextBlock(Cached):
     type: Literal["text"]
     text: Text
     citations: Annotated[list[None], Field(max_length=0)] | None = None
@@ -45,7 +43,7 @@ class URLSource(Body):
     url: Text
 
 
-class ImageBlock(_Cached):
+class ImageBlock(Cached):
     type: Literal["image"]
     source: Annotated[
         Annotated[ImageSource, Tag("the type base64")] | Annotated[URLSource, Tag("the type url")],
@@ -65,7 +63,7 @@ class DirectCaller(Body):
     type: Literal["direct"]
 
 
-class ToolUseBlock(_Cached):
+class ToolUseBlock(Cached):
     type: Literal["tool_use"]
     id: Text
     name: Text
@@ -76,7 +74,7 @@ class ToolUseBlock(_Cached):
 TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True)]
 
 
-class ToolResultBlock(_Cached):
+class ToolResultBlock(Cached):
     type: Literal["tool_result"]
     tool_use_id: Text
     content: Text | TextBlocks | None = None
@@ -123,7 +121,7 @@ class AnthropicMessage(Body):
 # --- tools --------------------------------------------------------------------------------------------
 
 
-class AnthropicTool(_Cached):
+class AnthropicTool(Cached):
     type: Literal["custom"] = "custom"
     name: FunctionName
     description: Text | None = None
@@ -179,7 +177,7 @@ class AnthropicMetadata(Body):
     user_id: Text | None = None
 
 
-class CountTokensBody(_Cached):
+class CountTokensBody(Cached):
     """POST /v1/messages/count_tokens."""
 
     model: Text

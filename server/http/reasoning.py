@@ -39,7 +39,7 @@ def reasoning_budget(tokens: int, form: AnswerFormat | None, codec: TextCodec) -
 
     400 for a model whose reasoning has no tag that ends it.
     """
-    if form is None or form.forced or form.formats.reasoning is None:
+    if form is None or form.closed or form.formats.reasoning is None:
         return None
     tags = REASONING_TAGS.get(form.formats.reasoning)
     if tags is None:

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from bigmodel.server.answers.sse import COMMENT
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Delta, Done, Event, Failed, Request
 from bigmodel.server.http.errors import APIError
@@ -21,6 +22,13 @@ from bigmodel.server.http.errors import APIError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+ALIVE_SECONDS = 10.0
+"""A stream that has been silent for so long says that it is alive, within as long again.
+
+Large prompts, queues, weights that are streamed and calls that are read as a whole make silences of minutes. Proxies
+close connections that are silent for a minute, nginx for one.
+"""
 
 
 # --- from the engine's thread to the event loop -------------------------------------------------------
@@ -164,7 +172,13 @@ def _sum(a: Done, b: Done) -> Done:
 
 
 class Answer(Protocol):
-    """Formats deltas, as chunks of a stream (opening, chunk, closing or failed) or as one body (add, whole)."""
+    """Formats deltas, as chunks of a stream (opening, chunk, closing or failed) or as one body (add, whole).
+
+    Attributes:
+        alive: What a stream says that has nothing to say yet.
+    """
+
+    alive: bytes
 
     def opening(self) -> bytes: ...
 
@@ -182,7 +196,7 @@ class Answer(Protocol):
 async def respond(http: HTTPRequest, joined: JoinedRequests, answer: Answer, *, stream: bool) -> Response:
     """The HTTP response: an event stream, or one JSON body."""
     if stream:
-        return EventStream(_stream(joined, answer), joined.release)
+        return EventStream(_stream(joined, answer), joined.release, answer.alive)
     try:
         body = await unless_disconnected(http.receive, _whole(joined, answer))
     except ClientGoneError:
@@ -217,14 +231,17 @@ async def _stream(joined: JoinedRequests, answer: Answer) -> AsyncIterator[bytes
 class EventStream(Response):
     """Sends what ``chunks`` yields, each chunk one or more whole server-sent events.
 
-    ``release`` is called when the stream ends: complete, failed, or left by the client.
+    ``release`` is called when the stream ends: complete, failed, or left by the client. ``alive`` is an event that is
+    sent in silences, see `ALIVE_SECONDS`.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[bytes], release: Callable[[], None]) -> None:
+    def __init__(self, chunks: AsyncIterator[bytes], release: Callable[[], None], alive: bytes = COMMENT) -> None:
         self._chunks = chunks
         self._release = release
+        self._alive = alive
+        self._silent = False
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -243,9 +260,22 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for chunk in self._chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        living = asyncio.ensure_future(self._say_alive(send))
+        try:
+            async for chunk in self._chunks:
+                if chunk:
+                    self._silent = False
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        finally:
+            await _end(living)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _say_alive(self, send: Send) -> None:
+        while True:
+            self._silent = True
+            await asyncio.sleep(ALIVE_SECONDS)
+            if self._silent:
+                await send({"type": "http.response.body", "body": self._alive, "more_body": True})
 
 
 class ClientGoneError(Exception):

@@ -20,6 +20,7 @@ from bigmodel.server.engine.budget import EngineOptions
 from bigmodel.server.http.client_limits import Shares
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.keys import ApiKey, KeyRing
+from bigmodel.server.http.origins import check_origins
 from bigmodel.server.http.respond import Mailbox, Relay, unless_disconnected
 from bigmodel.server.http.telemetry import Telemetry
 from bigmodel.server.models.pool import LoadFailedError, ModelPool, PoolClosedError, TookTooLongError
@@ -75,10 +76,11 @@ class Settings:
             server.
         batch_folder_bytes: Most bytes of all files in it.
         image_hosts: Hosts that images are fetched from, see :class:`bigmodel.server.text.image_urls.ImageHosts`.
+        allowed_origins: Origins of pages that may call the server from a browser, or "*" for all; none by default.
 
     Raises:
         ServeError: A key is empty, or begins or ends with a space, there is no such parser, an adapter has the model's
-            name, or a host for images is none.
+            name, or a host for images is none, or an origin is none.
     """
 
     model_name: str
@@ -97,6 +99,7 @@ class Settings:
     batch_folder: Path | None = None
     batch_folder_bytes: int = STORE_BYTES
     image_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_names(self.tool_parser, self.reasoning_parser)
@@ -104,6 +107,7 @@ class Settings:
         if self.model_name in self.adapters:
             raise ServeError(f"an adapter is called '{self.model_name}' as the model is; give it another name")
         ImageHosts(self.image_hosts)
+        check_origins(self.allowed_origins)
 
     @property
     def named_keys(self) -> tuple[ApiKey, ...]:

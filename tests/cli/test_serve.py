@@ -65,6 +65,7 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
         *("--tool-parser", "hermes", "--reasoning-parser", "none"),
         *("--prefix-cache", str(tmp_path / "kept"), "--prefix-cache-size", "3GiB"),
         *("--batch-folder", str(tmp_path / "batches"), "--batch-folder-size", "2GiB"),
+        *("--allowed-origins", "http://a.example,http://b.example:81", "--allowed-origins", "null"),
     )
     settings: Settings = served["settings"]
     assert [key.digest for key in settings.named_keys] == [
@@ -78,6 +79,7 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
     assert (engine.kv_bytes, engine.max_batch_tokens) == (2 << 30, 256)
     assert (engine.row_multiple, engine.prefix_cache) == (1, False)
     assert (engine.prefix_folder, engine.prefix_folder_bytes) == (tmp_path / "kept", 3 << 30)
+    assert settings.allowed_origins == ("http://a.example", "http://b.example:81", "null")
     assert (settings.batches, settings.batch_folder) == (True, tmp_path / "batches")
     assert settings.batch_folder_bytes == served["app"].state.server.batches.limits.total_bytes == 2 << 30
 

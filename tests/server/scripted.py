@@ -21,16 +21,20 @@ def scripted_app(
     special: Sequence[str] = (),
     template: str = "",
     after_tools: Sequence[str] = (),
+    end: str | None = None,
     **settings: Any,
 ) -> Any:
     """The server over a model that answers every chat with the pieces of `script`, which are distinct.
 
     ``special``: those of them that are special tokens. ``template``: what the chat template has beside its messages,
     in a comment. ``after_tools``: pieces, other ones, of the answer to a chat whose last message is a tool's.
+    ``end``: the token that ends a text, in the place of the tokenizer's own.
     """
     pieces = [*script, *after_tools]
     assert len(set(pieces)) == len(pieces)
     tokenizer = fresh_tokenizer()
+    if end is not None:
+        tokenizer.add_special_tokens({"eos_token": end})
     tokenizer.add_tokens([AddedToken(piece, special=piece in special, normalized=False) for piece in pieces])
     tokenizer.chat_template += "{# " + template + " #}"
     scripts = {">": script}  # by the last character of a prompt, which is a token

@@ -56,6 +56,13 @@ def test_a_folder_is_loaded_and_its_progress_is_reported(folder: Path) -> None:
         assert torch.equal(ours, theirs), name
 
 
+def test_a_folder_that_is_no_models_says_what_it_lacks(tmp_path: Path) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    for folder in (tmp_path, tmp_path / "tokenizer"):
+        with pytest.raises(CheckpointNotFoundError, match=r"has no config\.json, so the architecture is not known"):
+            load(str(folder))
+
+
 @pytest.mark.slow
 def test_a_model_partly_on_disk_is_served_with_the_same_tokens(tmp_path: Path) -> None:
     model = tiny_model(layers=8)
@@ -112,7 +119,8 @@ def test_loading_can_be_cancelled(folder: Path) -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ServeError, match=str(tmp_path)):
+    tiny_model().config.save_pretrained(tmp_path)
+    with pytest.raises(ServeError, match=f"no tokenizer can be loaded from '{tmp_path}'"):
         load(str(tmp_path))
 
 

@@ -251,3 +251,65 @@ def test_an_answer_of_calls_alone_has_no_text_that_a_format_could_hold(url: str,
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         plain, held = (ask(client, **given, **more, seed=1).choices[0] for more in ({}, {"response_format": form}))
     assert (held.finish_reason, calls_of(held.message)) == ("tool_calls", calls_of(plain.message))
+
+
+# --- required, with models that reason ----------------------------------------------------------------
+
+SWITCH = "{% if enable_thinking is defined and not enable_thinking %}<think></think>\n\n{% endif %}"
+LISTED = ['[{"name": "get_weather", ', '"arguments": {"city": "Paris", "days": 3}}', "]"]
+THOUGHT = ["<think>", "Which", " city?", "</think>", "\n\n", *LISTED]
+ANALYSED = [
+    *("<|channel|>", "analysis", "<|message|>", "Which", " city?", "<|end|>", "<|start|>", "assistant"),
+    *("<|channel|>commentary to=functions.", "get_weather", "<|message|>{", '"city": "Paris", "days": 3}', "<|call|>"),
+]
+FAMILIES = {
+    "switched": (THOUGHT, [], f"<tool_call> #}}{SWITCH}{{#"),
+    "opened": (THOUGHT, [], "<tool_call></think> #}<think>{#"),
+    "special": (["[THINK]", "Which", " city?", "[/THINK]", *LISTED], ["[THINK]", "[/THINK]"], "[TOOL_CALLS][/THINK]"),
+    "harmony": (ANALYSED, ["<|end|>", "<|start|>", "<|call|>"], "<|channel|><|message|>"),
+}
+
+
+@contextmanager
+def family(name: str) -> Iterator[openai.OpenAI]:
+    pytest.importorskip("xgrammar", reason="xgrammar is not installed")
+    script, special, template = FAMILIES[name]
+    end = "<|return|>" if name == "harmony" else None
+    with client_of(scripted_app(script, special=special, template=template, end=end)) as client:
+        yield client
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_that_reasons_does_so_before_a_required_call(name: str) -> None:
+    with family(name) as client:
+        for choice in ("required", NAMED):
+            asked: Any = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+            answer = ask(client, **asked)
+            message = answer.choices[0].message
+            assert (message.reasoning_content, calls_of(message)) == ("Which city?", BOTH[:1])
+            assert (message.content, answer.choices[0].finish_reason) == (None, "tool_calls")
+            deltas = [chunk.choices[0].delta for chunk in ask(client, **asked, stream=True) if chunk.choices]
+            assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "Which city?"
+            assert "".join(delta.content or "" for delta in deltas) == ""
+            assert [call.function.name for delta in deltas for call in delta.tool_calls or ()] == ["get_weather"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", [{"reasoning_effort": "none"}, {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}]
+)
+def test_a_required_call_without_reasoning_where_that_is_switched_off(how: dict[str, Any]) -> None:
+    with family("switched") as client:
+        choice = ask(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, **how).choices[0]
+    assert (calls_of(choice.message), choice.finish_reason) == (BOTH[:1], "tool_calls")
+    assert getattr(choice.message, "reasoning_content", None) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["switched", "opened", "special"])
+def test_reasoning_before_a_required_call_is_bounded(name: str) -> None:
+    with family(name) as client:
+        more: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+        choice = ask(client, tools=TOOLS, **more, extra_body={"thinking_token_budget": 1}).choices[0]
+    assert (calls_of(choice.message), choice.message.reasoning_content) == (BOTH[:1], "Which")

@@ -79,6 +79,11 @@ class ModelFormats:
         tags = REASONING_TAGS.get(self.reasoning or "")
         return tags is not None and prompt.rstrip().endswith(tags[0])
 
+    def ends_behind_reasoning(self, prompt: str) -> bool:
+        """Whether a prompt ends with the last tag of the reasoning, as where it is switched off."""
+        tags = REASONING_TAGS.get(self.reasoning or "")
+        return tags is not None and prompt.rstrip().endswith(tags[1])
+
 
 def formats_of(codec: TextCodec, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> ModelFormats:
     """Return the formats that the settings name, or that the chat template and the special tokens show."""
@@ -125,8 +130,9 @@ class AnswerFormat:
         schemas: Schemas of the arguments of each function that may be called.
         strict: Names of those whose arguments have to fit their schema.
         single: Whether an answer ends with its first call.
-        forced: Whether a grammar holds the answer to a JSON list of calls.
+        forced: Whether a grammar holds the answer to calls: a JSON list of them, or harmony's messages.
         opened: Whether the prompt ends with the first tag of the reasoning.
+        closed: Whether it ends with the last one: the model does not reason.
     """
 
     formats: ModelFormats
@@ -136,6 +142,7 @@ class AnswerFormat:
     single: bool = False
     forced: bool = False
     opened: bool = False
+    closed: bool = False
 
     @property
     def new_id(self) -> Callable[[], str]:
@@ -148,11 +155,9 @@ class AnswerFormat:
         return {self.special[marker]: marker for marker in self._markers() if marker in self.special}
 
     def _markers(self) -> tuple[str, ...]:
-        if self.forced:
-            return ()
         names = (self.formats.tools, self.formats.reasoning)
         markers: tuple[str, ...] = _HARMONY_MARKERS if HARMONY in names else ()
-        if self.schemas and self.formats.tools in TOOL_FORMATS:
+        if self.schemas and self.formats.tools in TOOL_FORMATS and not self.forced:
             markers += TOOL_FORMATS[self.formats.tools].markers
         return (*markers, *REASONING_TAGS.get(self.formats.reasoning or "", ()))
 
@@ -163,15 +168,15 @@ class AnswerFormat:
 
     def _reading(self, reader: TextReader) -> Reading[None]:
         tools = Tools(self.schemas, self.strict)
-        if self.forced:
-            before = yield from reader.space()
-            before += yield from reader.starts("[")
-            yield from read_list(reader, tools, before)
-            return
         reasoning = self.formats.reasoning
         if reasoning in REASONING_TAGS:
             begin, end = REASONING_TAGS[reasoning]
             yield from think.read(reader, begin, end, opened=self.opened)
+        if self.forced and self.formats.tools != HARMONY:
+            before = yield from reader.space()
+            before += yield from reader.starts("[")
+            yield from read_list(reader, tools, before)
+            return
         read: Callable[[TextReader, Tools], Reading[None]] | None = None
         if reasoning == HARMONY:
             read = partial(harmony.read, analysis=reader.reasoning)

@@ -278,9 +278,9 @@ def ragged_attention(
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
-    if layer < 0:  # several layers share the module, as in Zamba 2: it is called for the one that it has just stored
-        layer = cache.updated
+    own = getattr(module, "layer_idx", None)
+    # None or -1: several layers share the module, as in Zamba: it is called for the one that it has just stored
+    layer = cache.updated if own is None or int(own) < 0 else int(own)
     cache.attended.add(layer)
     options: dict[str, Any] = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
     expand = getattr(module, "expand_kv", None)

@@ -7,6 +7,9 @@ the tokens that are generated one at a time. Those of several sequences are one 
 number of rows, with which no row depends on the others. So no bit depends on the rest of the batch or on how a prompt
 was cut.
 
+Modules whose calls of several tokens begin anew go on from a state by a scan of ours, where they are Mamba's
+(:mod:`bigmodel.server.engine.compute.selective_scan`), or else token by token.
+
 Modules are found by their use of transformers' cache: no list of architectures is needed. A step that raises leaves no
 state that can be used: a sequence without states is computed again from its first token. States at the end of a
 prompt's block may be kept for prompts that begin alike: copies, as modules write to the states that they are given.
@@ -25,6 +28,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionLayer
 
 from bigmodel.server.engine.compute.attention import AttentionCall, RaggedCache, active_cache
+from bigmodel.server.engine.compute.selective_scan import scanning_forward, scans_begin_with
 from bigmodel.server.engine.kv.layer_state import LayerState, StateBytes
 
 SIZES = (2, 4, 8)
@@ -232,7 +236,7 @@ class Mixers:
             module = model.get_submodule(found.name)
             if "forward" in module.__dict__ and not isinstance(module.__dict__["forward"], _PackedForward):
                 raise ValueError(f"{found.name} has another forward already, as parts streamed by themselves have")
-            module.forward = _PackedForward(self, found, type(module).forward.__get__(module))
+            module.forward = _PackedForward(self, found, module)
 
     def compute_at_once(self, sequences: int) -> None:
         """Compute the generated tokens of so many sequences in as few calls as there can be without much padding."""
@@ -250,17 +254,18 @@ def remove_mixers(model: torch.nn.Module) -> None:
 class _PackedForward:
     """The forward of one module: its own outside packed steps."""
 
-    def __init__(self, mixers: Mixers, module: MixerModule, forward: Callable[..., Any]) -> None:
+    def __init__(self, mixers: Mixers, found: MixerModule, module: torch.nn.Module) -> None:
         self._mixers = mixers
-        self._module = module
-        self._forward = forward
+        self._module = found
+        self._forward = type(module).forward.__get__(module)
+        self._scanning = scanning_forward(module) or self._forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         cache = active_cache()
         if cache is None:
             return self._forward(*args, **kwargs)
         cache.mixed.add(self._module.layer)
-        return _Call(self._mixers, self._module, self._forward, cache, args, kwargs).run()
+        return _Call(self._mixers, self._module, self._scanning, cache, args, kwargs).run()
 
 
 class _Call:
@@ -368,7 +373,8 @@ class _Call:
         """The output [rows, tokens, width] of the module for the rows that ``taken`` takes of its inputs."""
         args = [self._input(value, taken, layer) for value in self._args]
         kwargs = {name: self._input(value, taken, layer) for name, value in self._kwargs.items()}
-        found = self._forward(*args, **kwargs)
+        with scans_begin_with(layer.recurrent_states[0]):
+            found = self._forward(*args, **kwargs)
         if isinstance(found, tuple):
             found, *others = found
             self._others = tuple(None if isinstance(each, torch.Tensor) else each for each in others)

@@ -131,7 +131,6 @@ class GrammarWorker:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # a group of its own: `_end` reaches its child, Ctrl-C neither of them
                 )
             self._pipe = Connection(ours.detach())
             started = self._ask(self._pipe, self._hello, START_SECONDS)
@@ -160,13 +159,18 @@ class GrammarWorker:
             try:
                 self._process.wait(1.0)  # it ends its child, then itself
             except subprocess.TimeoutExpired:  # on a busy machine it may not have been given the processor
-                os.killpg(self._process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has not made its group yet
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.kill()
                 self._process.wait()
         self._pipe = self._process = None
 
 
 def _work(pipe: Connection) -> None:
     """Answer schemas until the pipe is closed."""
+    # A group of its own: `_end` reaches its child, and Ctrl-C neither of them. But no session of its own: where Linux
+    # groups tasks by session (autogroup), sessions share the processors evenly, and niceness counts within one alone.
+    os.setpgrp()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hello = json.loads(pipe.recv_bytes())
     try:

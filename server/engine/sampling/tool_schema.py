@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,19 +21,20 @@ def calls_schema(functions: Mapping[str, dict[str, Any]], *, single: bool) -> di
     Raises:
         GrammarError: A schema is nested too deeply.
     """
-    schemas = list(functions.values())
+    # Messages name a place; but xgrammar makes names of rules of it, which other characters would break.
+    places = {name: f"{number}_{re.sub('[^A-Za-z0-9_]', '_', name)}" for number, name in enumerate(functions)}
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{number}"}},
+            "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{places[name]}"}},
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for number, name in enumerate(functions)
+        for name in functions
     ]
     most = {"maxItems": 1} if single else {}
     return {
-        "$defs": {str(number): moved(schema, f"#/$defs/{number}") for number, schema in enumerate(schemas)},
+        "$defs": {places[name]: moved(schema, f"#/$defs/{places[name]}") for name, schema in functions.items()},
         "type": "array",
         "items": {"anyOf": calls},
         "minItems": 1,

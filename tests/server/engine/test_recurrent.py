@@ -40,6 +40,11 @@ def mamba() -> Any:
     return transformers.MambaConfig(**COMMON, num_hidden_layers=2, state_size=4)
 
 
+def falcon_mamba() -> Any:
+    """Mamba with norms of what its state takes and gives."""
+    return transformers.FalconMambaConfig(**COMMON, num_hidden_layers=2, state_size=4)
+
+
 def mamba2() -> Any:
     sizes: dict[str, Any] = {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 16}
     return transformers.Mamba2Config(**COMMON, num_hidden_layers=2, **sizes)
@@ -81,6 +86,16 @@ def jamba() -> Any:
     )
 
 
+def zamba() -> Any:
+    """Mamba of several heads in each layer, and attention in every second, whose one module these layers share."""
+    attention = {**ATTENTION, "num_key_value_heads": 4, "attention_hidden_size": 64, "attention_head_dim": 16}
+    sizes: dict[str, Any] = {"mamba_d_state": 4, "n_mamba_heads": 2, "mamba_dt_rank": 4}
+    common = {**COMMON, "initializer_range": 0.1}
+    return transformers.ZambaConfig(
+        **common, **attention, **sizes, layers_block_type=["mamba", "hybrid"] * 2, num_hidden_layers=4
+    )
+
+
 def zamba2() -> Any:
     """Mamba in each layer, and attention in every second, whose one module these layers share."""
     sizes: dict[str, Any] = {"mamba_d_state": 8, "n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 16}
@@ -94,9 +109,12 @@ goes_on = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.23"),
     reason="Mamba of this transformers does not go on from a state with several tokens: computed one by one",
 )
-MAMBA, MAMBA2, FALCON_H1, ZAMBA2 = (pytest.param(make, marks=goes_on) for make in (mamba, mamba2, falcon_h1, zamba2))
-DENSE = (MAMBA2, FALCON_H1, ZAMBA2, lfm2, bamba)
-ALL = (*DENSE, MAMBA, qwen3_next, jamba)
+MAMBA, FALCON_MAMBA, JAMBA, ZAMBA = SCANNED = tuple(
+    pytest.param(make, marks=goes_on) for make in (mamba, falcon_mamba, jamba, zamba)
+)
+MAMBA2, FALCON_H1, ZAMBA2 = (pytest.param(make, marks=goes_on) for make in (mamba2, falcon_h1, zamba2))
+DENSE = (MAMBA, FALCON_MAMBA, ZAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2, bamba)
+ALL = (*DENSE, qwen3_next, JAMBA)
 
 
 def built(make: Callable[[], Any]) -> Any:
@@ -125,7 +143,7 @@ def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[
     model = built(make)
     engine = tiny_engine(model)
     assert isinstance(engine.core.runner, PackedRunner)
-    asked = prompts(3, 2 * B if make not in (mamba, jamba) else B)
+    asked = prompts(3, 2 * B)
     collectors = [ask(engine, p, max_tokens=6, temperature=0, ignore_eos=True) for p in asked]
     for prompt, collector in zip(asked, collectors, strict=True):
         collector.wait()
@@ -150,7 +168,21 @@ def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callab
     tight.stop()
 
 
-@pytest.mark.parametrize("make", [MAMBA2, FALCON_H1, ZAMBA2, lfm2])
+@pytest.mark.parametrize("make", ALL)
+def test_long_prompts_are_computed_in_blocks(make: Callable[[], Any]) -> None:
+    model = built(make)
+    engine = tiny_engine(model)
+    runner: Any = engine.core.runner
+    asked = [(7 * place) % 251 for place in range(3 * B + 5)]
+    with torch.no_grad():
+        expected = built(make)(input_ids=torch.tensor([asked])).logits[0, -1]
+    (found,), _ = runner.last_logits([asked])
+    assert (runner.mixers.continues, runner.name) == (True, "packed")
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    engine.stop()
+
+
+@pytest.mark.parametrize("make", [MAMBA, ZAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2])
 def test_a_prompt_goes_on_from_the_last_block_of_an_earlier_one(make: Callable[[], Any]) -> None:
     model = built(make)
     (prompt, *_) = prompts(1, 10 * B)
@@ -230,7 +262,7 @@ def test_an_accelerator_keeps_to_its_budget_with_states_of_more_sequences_than_p
     assert max_memory_allocated(0) <= entry.budget
 
 
-@pytest.mark.parametrize("make", [bamba, lfm2, zamba2])
+@pytest.mark.parametrize("make", [bamba, lfm2, mamba, zamba2])
 def test_streamed_layers_give_the_same_bits(make: Callable[[], Any], accelerators: None) -> None:
     found = []
     for home in ("virtual:0", "cpu"):

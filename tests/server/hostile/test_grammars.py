@@ -126,6 +126,15 @@ def test_a_worker_that_ended_is_started_again(own: GrammarCompiler) -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_has_a_group_of_its_own_in_the_session_where_its_niceness_counts(own: GrammarCompiler) -> None:
+    own.compile(json_text(pattern("^[a-c]{8}$")))
+    worker = process_of(own).pid
+    assert os.getpgid(worker) == worker
+    assert os.getsid(worker) == os.getsid(0)
+    assert os.getpriority(os.PRIO_PROCESS, worker) >= 10
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("starved", [False, True])
 def test_a_child_becomes_nicer_and_ends_with_the_server(own: GrammarCompiler, starved: bool) -> None:
     process, pipe = process_of(own), own._worker._pipe

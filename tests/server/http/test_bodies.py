@@ -254,3 +254,23 @@ def test_an_earlier_answer_keeps_its_calls_and_its_reasoning() -> None:
         "tool_calls": [{**call, "function": {"name": "f", "arguments": {}}}],
     }
     assert "tool_calls" not in Message.model_validate({"role": "assistant", "tool_calls": []}).plain()
+
+
+def test_a_message_of_another_server_is_taken_as_it_answered() -> None:
+    openais = {"annotations": [], "audio": None, "function_call": None, "refusal": None, "tool_calls": None}
+    routers = {"reasoning": "Hm.", "reasoning_details": []}
+    plain = {"role": "assistant", "content": "Yes."}
+    assert Message.model_validate({**plain, **openais}).plain() == plain
+    assert Message.model_validate({**plain, **routers}).plain() == {**plain, "reasoning_content": "Hm."}
+    for wrong in ({"annotations": [{}]}, {"reasoning": "Hm.", "reasoning_content": "No."}):
+        with pytest.raises(ValidationError):
+            Message.model_validate({**plain, **wrong})
+
+
+def test_hints_about_caching_change_nothing() -> None:
+    hint = {"cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "Hi."}
+    said = Message.model_validate({"role": "user", "content": [{**part, **hint}], **hint})
+    assert said.plain() == {"role": "user", "content": "Hi."}
+    with pytest.raises(ValidationError):
+        Message.model_validate({"role": "user", "content": [{**part, "cache_control": {"type": "kept"}}]})

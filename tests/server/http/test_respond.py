@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
+import bigmodel.server.http.respond
 from bigmodel.server.answers.sse import event
 from bigmodel.server.engine import Delta, Done, Failed, Request, SamplingParams
 from bigmodel.server.http.errors import APIError
@@ -38,6 +39,8 @@ class EngineThatNotes:
 
 class Texts:
     """An answer that is nothing but its texts."""
+
+    alive = b"."
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
@@ -274,6 +277,55 @@ async def test_chunks_are_sent_one_by_one_and_then_released() -> None:
     assert client.body == b"data: 1\n\ndata: 2\n\n"
     assert last == {"type": "http.response.body", "body": b"", "more_body": False}
     assert released == [True]
+
+
+@pytest.mark.anyio
+async def test_a_silent_stream_says_that_it_is_alive_and_nothing_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bigmodel.server.http.respond, "ALIVE_SECONDS", 0.01)
+    client, heard = Client(), asyncio.Event()
+
+    async def send(message: Any) -> None:
+        await client.send(message)
+        if client.body.count(b": waiting") == 2:
+            heard.set()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield event("1")
+        await heard.wait()
+        yield b""  # an answer that holds its text back is as silent
+        yield event("2")
+
+    await EventStream(chunks(), lambda: None)({}, client.receive, send)
+    await asyncio.sleep(0.03)
+    assert client.body == b"data: 1\n\n" + b": waiting\n\n" * 2 + b"data: 2\n\n"
+    assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+@pytest.mark.anyio
+async def test_a_stream_with_something_to_say_says_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bigmodel.server.http.respond, "ALIVE_SECONDS", 5.0)
+    client = Client()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(50):
+            yield event("1")
+            await asyncio.sleep(0)
+
+    await EventStream(chunks(), lambda: None)({}, client.receive, client.send)
+    assert client.body == b"data: 1\n\n" * 50
+
+
+@pytest.mark.anyio
+async def test_an_answer_says_how_it_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bigmodel.server.http.respond, "ALIVE_SECONDS", 0.01)
+    asked = Asked()
+    answer = await asked.respond(stream=True)
+    sending = asyncio.ensure_future(answer({"type": "http"}, asked.connection.receive, asked.connection.send))
+    while b"." not in asked.connection.body:
+        await asyncio.sleep(0.005)
+    asked.say()
+    await sending
+    assert asked.connection.body.replace(b".", b"") == b"<0a2a1b3b>4"
 
 
 @pytest.mark.anyio

@@ -89,6 +89,14 @@ def test_the_end_of_a_prompt_shows_whether_the_reasoning_has_begun() -> None:
     assert not ModelFormats().ends_within_reasoning("<think>")
 
 
+def test_the_end_of_a_prompt_shows_whether_the_reasoning_is_over() -> None:
+    thinking = ModelFormats(None, "think")
+    assert thinking.ends_behind_reasoning("<|assistant|><think>\n\n</think>\n\n")
+    assert thinking.ends_behind_reasoning("<|Assistant|></think>")
+    assert not thinking.ends_behind_reasoning("<think>")
+    assert not ModelFormats().ends_behind_reasoning("</think>")
+
+
 def test_identifiers_of_calls_are_unique() -> None:
     for tools in (None, *TOOL_FORMATS):
         new_id = form(tools).new_id
@@ -97,11 +105,27 @@ def test_identifiers_of_calls_are_unique() -> None:
 
 def test_a_forced_answer_is_a_list_of_calls() -> None:
     text = '[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]'
-    forced = form("hermes", "think", forced=True, opened=True)
+    forced = form("hermes", "think", forced=True)
     assert read(forced, text) == Answer(calls=[("get_weather", {"city": "Paris"}), ("get_time", {})])
     cut = '[{"name": "get_time", "arguments": {}}, {"name": "get_w'
     assert read(forced, cut) == Answer(', {"name": "get_w', calls=[("get_time", {})])
     assert read(forced, '[{"name"') == Answer('[{"name"')
+
+
+def test_a_forced_answer_may_reason_first() -> None:
+    calls = [("get_time", {})]
+    text = '[{"name": "get_time", "arguments": {}}]'
+    for tools, reasoning, begin, end in (
+        ("hermes", "think", "<think>", "</think>\n\n"),
+        ("mistral", "mistral", "[THINK]", "[/THINK]"),
+    ):
+        forced = form(tools, reasoning, forced=True)
+        assert read(forced, begin + "[Now?]" + end + text) == Answer("", "[Now?]", calls)
+        opened = form(tools, reasoning, forced=True, opened=True)
+        assert read(opened, "[Now?]" + end + text) == Answer("", "[Now?]", calls)
+    messages = "<|channel|>analysis<|message|>Now?<|end|><|start|>assistant"
+    called = messages + "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}<|call|>"
+    assert read(form("harmony", "harmony", forced=True), called) == Answer("", "Now?", calls)
 
 
 # --- any text -----------------------------------------------------------------------------------------

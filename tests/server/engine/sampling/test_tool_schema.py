@@ -81,10 +81,24 @@ def test_only_calls_that_fit_are_accepted(calls: Any, fits: bool, fits_single: b
 
 def test_references_hold_and_values_that_look_like_them_are_unchanged() -> None:
     parameters = {"properties": {"a": {"$ref": "#/$defs/x"}, "$ref": {"enum": [{"$ref": "#/x"}]}}, "$defs": {"x": {}}}
-    assert calls_schema({"f": parameters}, single=True)["$defs"]["0"] == {
+    assert calls_schema({"f": parameters}, single=True)["$defs"]["0_f"] == {
         **parameters,
-        "properties": {"a": {"$ref": "#/$defs/0/$defs/x"}, "$ref": {"enum": [{"$ref": "#/x"}]}},
+        "properties": {"a": {"$ref": "#/$defs/0_f/$defs/x"}, "$ref": {"enum": [{"$ref": "#/x"}]}},
     }
+
+
+def test_functions_are_told_apart_whatever_their_names() -> None:
+    functions = dict.fromkeys(("a/b", "a.b", "a:b-c_d", "mcp/x/y"), FUNCTIONS["f"])
+    grammar = compiler().compile(json_text(calls_schema(functions, single=True)))
+    for name in functions:
+        assert accepts(grammar, json.dumps([call(name, a="big")]))
+        assert not accepts(grammar, json.dumps([call(name, a="other")]))
+
+
+def test_a_function_whose_schema_cannot_be_held_is_named() -> None:
+    functions = {**FUNCTIONS, "other": {"type": "object", "properties": {"a": {"not": {}}}}}
+    with pytest.raises(GrammarError, match=r"\$defs.2_other.properties.a: 'not' is not supported"):
+        compiler().compile(json_text(calls_schema(functions, single=True)))
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
