@@ -20,6 +20,7 @@ from bigmodel.devices import accelerators as accelerator_names
 from bigmodel.devices import memory_allocated, virtual
 
 from .accelerators import is_about_virtual, skip_what_is_missing
+from .dry_runs import equal_models_share_dry_runs as equal_models_share_dry_runs
 from .examples import register_profiles
 
 Once = Callable[[str, Callable[[Path], Any]], Any]

@@ -176,7 +176,7 @@ def test_fewer_experts_are_cached_where_an_accelerator_has_no_room_for_the_defau
 @pytest.mark.parametrize(
     ("implementation", "per_token", "batch"),
     # With either function the host computes the same way: the second has the shape with the most rows.
-    [("grouped_mm", 1, 1), ("grouped_mm", 2, 3), ("grouped_mm", 4, 1), ("batched_mm", 2, 3)],
+    some([("grouped_mm", 2, 3), ("grouped_mm", 4, 1), ("batched_mm", 2, 3), ("grouped_mm", 1, 1)], first=3),
 )
 def test_experts_that_the_host_computes_in_part_keep_within_the_plan(
     implementation: str, per_token: int, batch: int
@@ -396,9 +396,11 @@ import sys
 from pathlib import Path
 from bigmodel.devices import virtual
 virtual.enable(2)
+from bigmodel.benchmarks.fuzz_cases import peaks_of
 from bigmodel.plan import Plan
-from tests.dispatch.test_plan_obeyed import peak, small_llama
-print(peak(small_llama(), Plan.from_json(Path(sys.argv[1]).read_text())))
+from tests.dispatch.models import llama
+model = llama(8, hidden_size=256, intermediate_size=512, num_key_value_heads=4, vocab_size=512)
+print(peaks_of(model, Plan.from_json(Path(sys.argv[1]).read_text()))[0][0])
 """
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from bigmodel.server.engine.compute import host_linear, runner
+from bigmodel.server.engine import build
+from bigmodel.server.engine.compute import choose_runner, host_linear, runner
+from bigmodel.server.engine.compute.choose_runner import RunnerChoice
+from bigmodel.server.engine.compute.runner import Runner
+from tests.equal_models import description, named_tensors
 from tests.preloaded import python_executable
 from tests.server.live import serving, tiny_app
 
@@ -65,6 +69,30 @@ def rows_are_probed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "probe_row_multiple", probe)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runners_are_chosen_once() -> Iterator[None]:
+    """Engines over equal models with equal weights have the same runner: the first of them finds it by forwards.
+
+    `tests/server/engine/compute/test_choose_runner.py` tests the choice itself.
+    """
+    found: dict[Hashable, RunnerChoice] = {}
+
+    def choose(model: torch.nn.Module, *, known: RunnerChoice | None = None, **options: Any) -> Runner:
+        described = description(model)
+        if known is not None or described is None:
+            return choose_runner.choose_runner(model, known=known, **options)
+        with torch.no_grad():
+            weights = tuple((_kind(tensor), float(tensor.double().sum())) for tensor in named_tensors(model).values())
+        key = (described, weights, *options.items())
+        runner = choose_runner.choose_runner(model, known=found.get(key), **options)
+        found[key] = RunnerChoice.of(runner)
+        return runner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "choose_runner", choose)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import signal
 import socket
@@ -84,15 +85,30 @@ def test_a_schema_of_nested_parentheses_does_not_end_the_server(url: str) -> Non
     assert httpx.get(f"{url}/health").status_code == 200
 
 
+@cache
+def own_compiler() -> GrammarCompiler:
+    made = GrammarCompiler(tiny_tokenizer(), 261, (260,))
+    atexit.register(made.close)
+    return made
+
+
+_numbers = itertools.count()
+
+
+def unseen(schema: dict[str, Any]) -> dict[str, Any]:
+    """The expression of a schema, another at each call: a compiler keeps what it compiled or refused."""
+    return json_text({**schema, "description": str(next(_numbers))})
+
+
 @pytest.fixture
 def own() -> Iterator[GrammarCompiler]:
-    """A compiler whose worker is a process of its own interpreter, not forked from a preloaded one."""
+    """A compiler whose worker runs: a process of its own interpreter, not forked from a preloaded one. Tests that do
+    not end it leave it to the next one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bigmodel.server.engine.sampling.grammar_worker.sys", sys)
-        made = GrammarCompiler(tiny_tokenizer(), 261, (260,))
-        made.compile(json_text(pattern("^[a-c]{2}$")))
+        made = own_compiler()
+        made.compile(unseen(pattern("^[a-c]{2}$")))
         yield made
-        made.close()
 
 
 def process_of(made: GrammarCompiler) -> subprocess.Popen[bytes]:
@@ -112,8 +128,8 @@ def is_running(process: psutil.Process) -> bool:
 def test_a_bomb_ends_a_child_and_not_the_process_that_has_imported_the_libraries(own: GrammarCompiler) -> None:
     before = process_of(own)
     with pytest.raises(GrammarError, match="takes too much memory or stack"):
-        own.compile(json_text(BOMBS["nested parentheses"]))
-    own.compile(json_text(pattern("^[a-d]{3}$")))
+        own.compile(unseen(BOMBS["nested parentheses"]))
+    own.compile(unseen(pattern("^[a-d]{3}$")))
     assert process_of(own) is before
 
 
@@ -121,8 +137,8 @@ def test_a_bomb_ends_a_child_and_not_the_process_that_has_imported_the_libraries
 def test_a_worker_that_ended_is_started_again(own: GrammarCompiler) -> None:
     process_of(own).kill()
     with pytest.raises(GrammarError, match="try again"):
-        own.compile(json_text(pattern("^[a-c]{6}$")))
-    own.compile(json_text(pattern("^[a-c]{7}$")))
+        own.compile(unseen(pattern("^[a-c]{6}$")))
+    own.compile(unseen(pattern("^[a-c]{7}$")))
 
 
 @pytest.mark.slow
@@ -142,7 +158,7 @@ def test_a_child_becomes_nicer_and_ends_with_the_server(own: GrammarCompiler, st
 
     def compile_bomb() -> None:
         with pytest.raises(GrammarError):
-            own.compile(json_text(BOMBS["repeated repeats"]))
+            own.compile(unseen(BOMBS["repeated repeats"]))
 
     compiling = threading.Thread(target=compile_bomb)
     compiling.start()
