@@ -1,8 +1,8 @@
 """The time that a virtual accelerator of a set speed takes to compute, beside the program that launches its work.
 
 Results are there at once, as the host computes them. What is modelled is when they would be: each stream has a time at
-which its work will have been done. A product is begun once its stream and its device are free, and takes as long as its
-multiplications and additions at the set speed; all other operations take no time. Streams that wait for events take
+which its work will have been done. A product is begun once its stream is free and its device idle for as long as it takes:
+as long as its multiplications and additions at the set speed. All other operations take no time. Streams that wait for events take
 over their times, and a host that waits sleeps until then. So a program is as fast as it would be on such accelerators,
 as long as the host computes a product faster than they do.
 """
@@ -27,7 +27,9 @@ def sleep_until(end: float) -> None:
 
 
 class ComputeClock:
-    """When one device has computed the products that were launched on it.
+    """When one device has computed the products that were launched on it, one at a time.
+
+    One that was launched later, on another stream, may be computed while the device has nothing else to do.
 
     Args:
         flops: Multiplications and additions per second; None: products take no time beside the host's.
@@ -35,7 +37,7 @@ class ComputeClock:
 
     def __init__(self, flops: float | None = None) -> None:
         self.flops = flops
-        self._free = 0.0
+        self._busy: list[tuple[float, float]] = []
         self._lock = new_lock()
 
     def compute(self, ready: float, operands: tuple[Any, Any]) -> float:
@@ -45,5 +47,21 @@ class ComputeClock:
         left, right = operands
         seconds = 2 * left.numel() * right.shape[-1] / self.flops
         with self._lock:
-            self._free = max(time.perf_counter(), ready, self._free) + seconds
-            return self._free
+            return self._take(max(time.perf_counter(), ready), seconds)
+
+    def _take(self, begin: float, seconds: float) -> float:
+        """Return the end of the first so many seconds from `begin` on in which the device is idle, and be busy then."""
+        now = time.perf_counter()
+        self._busy = [each for each in self._busy if each[1] > now]
+        place = 0
+        for place, (start, end) in enumerate(self._busy, 1):
+            if begin + seconds <= start:
+                place -= 1
+                break
+            begin = max(begin, end)
+        taken = begin, begin + seconds
+        if place and self._busy[place - 1][1] == begin:
+            self._busy[place - 1] = self._busy[place - 1][0], taken[1]
+        else:
+            self._busy.insert(place, taken)
+        return taken[1]

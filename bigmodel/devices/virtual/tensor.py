@@ -21,6 +21,7 @@ from . import late, streams, strict
 from .arena import Allocation, Arena
 from .clock import ComputeClock, sleep_until
 from .link import VirtualLink
+from .pinned import pinned_memory
 from .postponing import GuardedHook, postponed
 from .races import Access
 from .roles import tensors_in
@@ -433,8 +434,12 @@ def _timed_copy(call: _Operation, source: int | None, destination: int | None, r
     """Run a copy between the host and accelerators of a set speed, or between these: it is done as soon as it can be.
 
     As on CUDA, copies between two devices are ordered after all work of both, and work of both after it. The host waits
-    for a copy to it, unless that need not block.
+    for a copy to it, unless that need not block, and for the stream of one from its own memory, unless that is pinned.
     """
+    if source is None and destination is not None:
+        if not (_is_non_blocking(call) and pinned_memory.holds(call.args[1 if call.traits.func is _COPY else 0])):
+            sleep_until(streams.current_stream(destination).ready)
+        return run()
     output = run()
     if source is not None and destination is not None:
         one, other = streams.current_stream(source), streams.current_stream(destination)
