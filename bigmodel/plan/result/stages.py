@@ -46,7 +46,7 @@ class ResidentStages:
         """Steps in flight at most: one on each device, and one that waits while the host samples."""
         return len(self.devices) + 1
 
-    def step_seconds(self, tokens: int) -> tuple[float, ...]:
+    def step_seconds(self, tokens: float) -> tuple[float, ...]:
         """Return the seconds of a step on each device: between the predicted ones, and beyond them, in proportion."""
         numbers = [number for number, _ in self.seconds]
         right = min(max(bisect_left(numbers, tokens), 1), len(numbers) - 1)
@@ -56,7 +56,7 @@ class ResidentStages:
 
     def turn_seconds(self, tokens: int, steps: int) -> float:
         """Return the seconds in which so many steps in flight compute `tokens` together, one after another."""
-        each = self.step_seconds(-(-tokens // steps))
+        each = self.step_seconds(tokens / steps)
         if steps == 1:
             return max(self.launch, sum(each))
         return max(steps * self.launch, steps * max(each), sum(each))
