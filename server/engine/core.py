@@ -339,6 +339,18 @@ class EngineCore:
     def _fail_sampling(self, request: Request, message: str) -> None:
         self.fail(request, "engine", message)
 
+    def close(self) -> None:
+        """Wait for the steps in flight, whose results nobody takes any more: the model may go then."""
+        while self._launched:
+            launched = self._launched.popleft()
+            try:
+                if launched.stages is not None:
+                    launched.stages.land()
+            except Exception:  # nothing depends on it
+                logger.exception("a step of %d sequences failed as the engine was closed", len(launched.batch))
+            for scheduled in launched.batch:
+                self.scheduler.landed(scheduled.sequence)
+
     def expire(self, now: float) -> None:
         """Fail the requests whose deadline has passed."""
         late = [r for r in self.requests.values() if r.deadline is not None and now >= r.deadline]
@@ -365,6 +377,11 @@ class EngineCore:
     def counts(self) -> TokenCounts:
         """Tokens sampled and drafted so far."""
         return self._sampler.counts
+
+    @property
+    def steps_now(self) -> int:
+        """Steps that are in flight."""
+        return len(self._launched)
 
     @property
     def idle(self) -> bool:
