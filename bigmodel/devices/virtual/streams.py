@@ -336,11 +336,13 @@ _current = _Current()
 
 
 def set_schedule(strict: bool, seed: int | None, late_compute: bool = False) -> None:
-    """Finish all work; from now on work may be late, by the schedule with this seed, if `strict`."""
+    """Finish all work, at any speed; from now on work may be late, by the schedule with this seed, if `strict`."""
     with detector.lock:
         finish_all()
         for stream in _state.defaults.values():
             stream.known.clear()
+        for stream in list(_state.streams):
+            stream.ready = 0.0
         _state.strict, _state.schedule = strict, Schedule(seed, strict and late_compute)
         _state.is_bad_fork = False
 
