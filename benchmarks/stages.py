@@ -3,8 +3,8 @@
 The layers of a model are resident over several accelerators of a set speed, which compute products in proportion to
 their rows. Twice as many sequences as there are stages are generated: on one accelerator that holds the whole model; on
 all of them, one step at a time; and with as many steps in flight as the plan says. Measured are the seconds of a token
-from when all sequences have two until the first one ends. A stage's bubble is the share of all time in which it computed
-nothing, the beginning and the end included.
+from when all sequences have two until the first one ends. A stage's bubble is the share of all time in which it has
+computed nothing, the beginning and the end included.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ def run(options: argparse.Namespace) -> Report:
         limits=[
             *(
                 Limit(
-                    f"tokens per second of {count} stages, of {count} times one's", each.gain(samples) / count, ">=", SHARE
+                    f"tokens per second of {count} stages, of {count} times one's",
+                    each.gain(samples) / count,
+                    ">=",
+                    SHARE,
                 )
                 for count, each in found.items()
             ),
@@ -187,9 +190,7 @@ def _core(sizes: Sizes, stages: int, sequences: int, steps: int | None) -> Engin
     model = LlamaForCausalLM(config).eval()
     weights = sum(parameter.nbytes for parameter in model.parameters())
     budgets: dict[Any, int] = {**dict.fromkeys(range(stages), weights + 2**26), "cpu": 2**40}
-    made = plan(
-        model, budgets, "balanced", batch_size=sequences, context_length=128, machine=_machine(sizes.flops)
-    )
+    made = plan(model, budgets, "balanced", batch_size=sequences, context_length=128, machine=_machine(sizes.flops))
     used = {part.runs_on for part in made.parts}
     if len(used) != stages:
         raise BenchmarkError(f"the plan for {stages} accelerators uses {used}")

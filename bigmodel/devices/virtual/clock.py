@@ -1,10 +1,10 @@
 """The time that a virtual accelerator of a set speed takes to compute, beside the program that launches its work.
 
 Results are there at once, as the host computes them. What is modelled is when they would be: each stream has a time at
-which its work will have been done. A product is begun once its stream is free and its device idle for as long as it takes:
-as long as its multiplications and additions at the set speed. All other operations take no time. Streams that wait for events take
-over their times, and a host that waits sleeps until then. So a program is as fast as it would be on such accelerators,
-as long as the host computes a product faster than they do.
+which its work will have been done. A product takes as long as its multiplications and additions at the set speed, from
+when its stream is free and its device idle for so long; all other operations take no time. Streams that wait for events
+take over their times, and a host that waits sleeps until then. So a program is as fast as it would be on such
+accelerators, as long as the host computes a product faster than they do.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ whatever its forward does in and between its parts, copies from device to device
 any forward, and holds up no other step. On the current streams it would: PyTorch orders a copy between two devices
 after all that both have been given to do. Only stages order steps: each enters a stage once the one before has left it.
 So steps are computed in the order in which they were launched, and what a part keeps, such as keys and values, is
-written and read in that order. The host launches a whole step at once, and waits for nothing until it wants its results.
+written and read in that order. The host launches a whole step at once, and waits for nothing until it wants its
+results.
 """
 
 from __future__ import annotations

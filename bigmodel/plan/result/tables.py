@@ -35,7 +35,14 @@ def plain_text(plan: Plan) -> str:
 def explain(plan: Plan) -> str:
     """Return sentences: the reason for each part's place, the memory of each device, the time that more would save."""
     return "\n".join(
-        [*_part_sentences(plan), *_device_sentences(plan), *_time_sentences(plan), *_speculation(plan), *_stages(plan), *plan.notes]
+        [
+            *_part_sentences(plan),
+            *_device_sentences(plan),
+            *_time_sentences(plan),
+            *_speculation(plan),
+            *_stages(plan),
+            *plan.notes,
+        ]
     )
 
 

@@ -117,9 +117,7 @@ class Sampler:
                 logger.exception("request %s failed while its token was sampled", request.request_id)
                 self._fail(request, f"sampling a token failed: {type(error).__name__}")
 
-    def _arrived(
-        self, arriving: Arriving
-    ) -> tuple[Seq[tuple[ScheduledTokens, torch.Tensor]], dict[int, int | None]]:
+    def _arrived(self, arriving: Arriving) -> tuple[Seq[tuple[ScheduledTokens, torch.Tensor]], dict[int, int | None]]:
         """The batch with the rows that are sampled from, and greedy tokens by the order of their sequences."""
         batch = arriving.batch
         try:
