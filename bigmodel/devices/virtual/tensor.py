@@ -313,7 +313,7 @@ class _Operation:
             if board.is_timed(index):
                 stream, (left, right) = streams.current_stream(index), traits.factors
                 stream.ready = board.clocks[index].compute(stream.ready, (self.args[left], self.args[right]))
-        elif traits.waits:
+        elif traits.waits and board.is_timed(index) and not (traits.is_indexed and not late.has_masks(self.args[1])):
             sleep_until(streams.current_stream(index).ready)
         if not board.strict or not (traits.touches or self.is_complex):
             return self.compute()

@@ -88,7 +88,8 @@ class Traits:
         copies: Whether it may copy between the host and an accelerator.
         is_product: Whether a library computes it.
         factors: Positions of the two tensors of a product.
-        waits: Whether the host waits for it, to know the shape of what it returns.
+        waits: Whether the host waits for it, to know the shape of what it returns; of those that take indices, only if
+            these are masks.
         sets: Whether it gives a tensor the memory of another.
         host_outputs: Positions of outputs that stay on the host.
         sparse: Position or name of the argument that asks for sparse gradients; None: there is none.
