@@ -153,11 +153,16 @@ class EngineCore:
         self._note_starts(batch, launched.begun)
         for scheduled in batch:
             scheduled.sequence.in_flight = True
-        with nullcontext() if self.in_flight is None else self.in_flight.pipeline.step() as stages:
-            launched.stages = stages
-            launched.computed = self._compute(batch)
-            sampled = [(each, rows) for each, rows in launched.computed if rows is not None and each.is_sampled]
-            launched.arriving = self._sampler.begin(sampled, wait=stages is None)
+        try:
+            with nullcontext() if self.in_flight is None else self.in_flight.pipeline.step() as stages:
+                launched.stages = stages
+                launched.computed = self._compute(batch)
+                sampled = [(each, rows) for each, rows in launched.computed if rows is not None and each.is_sampled]
+                launched.arriving = self._sampler.begin(sampled, wait=stages is None)
+        except BaseException:
+            for scheduled in batch:
+                self.scheduler.landed(scheduled.sequence)
+            raise
         return launched
 
     def _land(self, launched: LaunchedStep) -> None:
