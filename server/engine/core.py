@@ -223,8 +223,9 @@ class EngineCore:
         while True:
             limits = None
             if steps > 1 or self._launched:
-                left = scheduler.max_batch_tokens - sum(launched.tokens for launched in self._launched)
-                limits = limits_of_step(scheduler.ready, left, steps - len(self._launched))
+                flying = sum(len(launched.batch) for launched in self._launched)
+                tokens = scheduler.max_batch_tokens - sum(launched.tokens for launched in self._launched)
+                limits = limits_of_step(scheduler.ready, flying, tokens, steps, steps - len(self._launched))
             try:
                 return scheduler.schedule() if limits is None else scheduler.schedule(limits)
             except SchedulingError as error:

@@ -22,6 +22,10 @@ STAGES = "stages"
 WORTHWHILE = 1.1
 """Steps in flight must be predicted to make tokens come so many times as fast: predictions err by about a tenth."""
 
+AS_GOOD = 0.95
+"""Steps in flight that are predicted to be so nearly as fast as fewer are worth it: while the host samples and launches
+one, the others keep all devices busy, which is not predicted."""
+
 
 @dataclass(frozen=True)
 class ResidentStages:
@@ -66,10 +70,11 @@ class ResidentStages:
         return self.turn_seconds(tokens, 1) / self.turn_seconds(tokens, steps)
 
     def steps(self, tokens: int) -> int:
-        """Return the number of steps in flight with which `tokens` come fastest; 1, unless they come `WORTHWHILE` times
-        as fast."""
-        best = max(range(1, min(self.most, max(tokens, 1)) + 1), key=lambda steps: (self.gain(tokens, steps), steps))
-        return best if self.gain(tokens, best) >= WORTHWHILE else 1
+        """Return the number of steps in flight with which `tokens` come fastest, or of several as good as that the
+        largest; 1, unless they come `WORTHWHILE` times as fast."""
+        gains = {steps: self.gain(tokens, steps) for steps in range(1, min(self.most, max(tokens, 1)) + 1)}
+        best = max(gains.values())
+        return max(steps for steps, gain in gains.items() if gain >= AS_GOOD * best) if best >= WORTHWHILE else 1
 
     def least_tokens(self) -> int | None:
         """Return the least number of tokens for which several steps in flight are worth it; None: never."""

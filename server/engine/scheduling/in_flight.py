@@ -72,14 +72,18 @@ class LaunchedStep:
         return sum(scheduled.tokens + len(scheduled.draft) for scheduled in self.batch)
 
 
-def limits_of_step(waiting: int, tokens: int, steps: int) -> StepLimits:
-    """Return what the next step may compute, so that as many as may follow get as much.
+def limits_of_step(waiting: int, computed: int, tokens: int, steps: int, left: int) -> StepLimits:
+    """Return what the next step may compute, so that all steps get as much.
+
+    A step is as slow as its largest part: of more than its share of all sequences it leaves some to the next ones.
 
     Args:
         waiting: sequences that could be computed now.
+        computed: sequences in flight.
         tokens: tokens of a step that no step in flight has taken.
-        steps: steps that may yet be launched, this one included.
+        steps: steps in flight at most.
+        left: how many of them may yet be launched, this one included.
     """
-    sequences = max(1, -(-waiting // steps))
+    sequences = max(1, min(-(-waiting // left), -(-(waiting + computed) // steps)))
     # A prompt needs a whole block, or it could wait forever.
-    return StepLimits(sequences, max(tokens // steps, min(tokens, sequences + PROMPT_BLOCK)))
+    return StepLimits(sequences, max(tokens // left, min(tokens, sequences + PROMPT_BLOCK)))

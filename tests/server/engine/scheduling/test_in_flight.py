@@ -19,20 +19,24 @@ B = PROMPT_BLOCK
 
 
 def test_sequences_are_divided_evenly() -> None:
-    sizes, waiting = [], 24
-    for steps in (5, 4, 3, 2, 1):
-        sizes.append(limits_of_step(waiting, 10 * B, steps).sequences)
-        waiting -= sizes[-1]
+    sizes: list[int] = []
+    for left in (5, 4, 3, 2, 1):
+        sizes.append(limits_of_step(24 - sum(sizes), sum(sizes), 10 * B, 5, left).sequences)
     assert sizes == [5, 5, 5, 5, 4]
 
 
-def test_the_last_step_may_take_all_that_is_left() -> None:
-    assert limits_of_step(7, 512, 1) == StepLimits(7, 512)
+def test_a_step_that_has_grown_large_leaves_some_to_the_next_one() -> None:
+    assert limits_of_step(3, 5, 512, 4, 1).sequences == 2  # 1, 2 and 2 are in flight
+    assert limits_of_step(2, 6, 512, 4, 1).sequences == 2
+
+
+def test_a_single_step_takes_everything() -> None:
+    assert limits_of_step(7, 0, 512, 1, 1) == StepLimits(7, 512)
 
 
 def test_a_prompt_has_a_whole_block_where_there_is_one() -> None:
-    assert limits_of_step(8, 512, 4) == StepLimits(2, 2 + B)
-    assert limits_of_step(8, 100, 4) == StepLimits(2, 100)
+    assert limits_of_step(8, 0, 512, 4, 4) == StepLimits(2, 2 + B)
+    assert limits_of_step(8, 0, 100, 4, 4) == StepLimits(2, 100)
 
 
 def test_no_more_steps_are_in_flight_than_are_worth_it() -> None:
@@ -134,7 +138,9 @@ def test_all_steps_together_compute_no_more_than_one_and_all_texts_end(
         tokens = sum(scheduled.tokens for batch in flying for scheduled in batch)
         batch: list[ScheduledTokens] = []
         if len(flying) < steps:
-            batch = launch(s, limits_of_step(s.ready, s.max_batch_tokens - tokens, steps - len(flying)))
+            computed = sum(map(len, flying))
+            left = steps - len(flying)
+            batch = launch(s, limits_of_step(s.ready, computed, s.max_batch_tokens - tokens, steps, left))
         if batch:
             flying.append(batch)
             assert tokens + sum(scheduled.tokens for scheduled in batch) <= s.max_batch_tokens
