@@ -13,8 +13,8 @@ import torch
 from bigmodel.server.engine.compute.draft import Drafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner
 from bigmodel.server.engine.compute.runner import Runner
+from bigmodel.server.engine.in_flight import InFlight, LaunchedStep
 from bigmodel.server.engine.sampling.sampler import Sampler, TokenCounts, logprob_of
-from bigmodel.server.engine.scheduling.in_flight import InFlight, LaunchedStep, limits_of_step
 from bigmodel.server.engine.scheduling.request import (
     Delta,
     Done,
@@ -26,6 +26,7 @@ from bigmodel.server.engine.scheduling.request import (
     TokenLogprob,
 )
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens, Scheduler, SchedulingError
+from bigmodel.server.engine.scheduling.step_limits import limits_of_step
 from bigmodel.server.text.codec import Detokenizer, StopChecker, TextCodec
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from bigmodel.server.engine.budget import EngineOptions
 from bigmodel.server.engine.compute.draft import Drafter
 from bigmodel.server.engine.compute.media import takes_images
 from bigmodel.server.engine.compute.runner import PackedRunner, Runner
-from bigmodel.server.engine.scheduling.in_flight import InFlight
+from bigmodel.server.engine.in_flight import InFlight
 
 logger = logging.getLogger(__name__)
 

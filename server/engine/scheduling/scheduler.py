@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool, round_up
 from bigmodel.server.engine.kv.prefix import PrefixCache
-from bigmodel.server.engine.scheduling.in_flight import StepLimits
 from bigmodel.server.engine.scheduling.request import Sequence, SequencePhase
+from bigmodel.server.engine.scheduling.step_limits import StepLimits
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, TokenPool
 from bigmodel.server.engine.kv.prefix import PrefixCache
-from bigmodel.server.engine.scheduling.in_flight import InFlight, StepLimits, limits_of_step
 from bigmodel.server.engine.scheduling.request import Sequence, SequencePhase
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens, Scheduler
+from bigmodel.server.engine.scheduling.step_limits import StepLimits, limits_of_step
 from tests.server.tiny import make_request
 
 B = PROMPT_BLOCK
@@ -37,12 +35,6 @@ def test_a_single_step_takes_everything() -> None:
 def test_a_prompt_has_a_whole_block_where_there_is_one() -> None:
     assert limits_of_step(8, 0, 512, 4, 4) == StepLimits(2, 2 + B)
     assert limits_of_step(8, 0, 100, 4, 4) == StepLimits(2, 100)
-
-
-def test_no_more_steps_are_in_flight_than_are_worth_it() -> None:
-    pipeline: Any = None
-    found = InFlight(pipeline, 3, lambda tokens: tokens // 10)
-    assert [found.steps(tokens) for tokens in (1, 10, 29, 100)] == [1, 1, 2, 3]
 
 
 def scheduler(capacity: int = 100 * B, *, sequences: int = 4, tokens: int = 4 + 2 * B) -> Scheduler:
