@@ -44,7 +44,7 @@ class Sizes:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
-    parser.add_argument("--tokens", type=int, default=8, help="tokens of each sequence")
+    parser.add_argument("--tokens", type=int, default=6, help="tokens of each sequence")
     parser.set_defaults(device="virtual", rounds=3)
 
 
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> Report:
     from bigmodel.devices import virtual
 
     torch.set_num_threads(options.threads or 1)
-    sizes = Sizes(4, 64, 128, 1e7, 4) if options.quick else Sizes(4, 256, 2048, 4.7e7, options.tokens)
+    sizes = Sizes(4, 64, 128, 1e7, 4) if options.quick else Sizes(4, 256, 2048, 3.5e7, options.tokens)
     virtual.enable(max(STAGES), flops=sizes.flops)
     try:
         found = {count: Measured.of(sizes, count) for count in STAGES}
