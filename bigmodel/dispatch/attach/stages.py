@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
+
 from ...devices import torch_device
 from ...plan import Plan
 from ...plan.result.stages import stage_runs
@@ -17,7 +19,7 @@ def mark_stages(plan: Plan, result: Dispatched) -> None:
     runs = stage_runs(plan)
     if not runs:
         return
-    devices = []
+    devices: list[torch.device] = []
     for device, names in runs:
         for own in _stages_of(names, result.attachments):
             for forward in own:
