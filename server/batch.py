@@ -195,11 +195,12 @@ def _core(
     options: EngineOptions | None,
     adapters: Sequence[Adapter],
 ) -> Iterator[EngineCore]:
-    """An engine's core over the model, which has no adapters afterwards."""
+    """An engine's core over the model, which has no adapters and computes no step afterwards."""
     core = build_engine(model, tokenizer, plan, options or EngineOptions(), adapters=adapters).core
     try:
         yield core
     finally:
+        core.close()
         if core.runner.adapters is not None:
             core.runner.adapters.remove()
 

@@ -113,6 +113,9 @@ Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the ser
 _CLUSTER = typer.Option(help="Address of the Ray cluster for replicas; auto: a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
 
+_IN_FLIGHT = typer.Option(min=1, help="Steps computed at once over several accelerators; by default as planned.")
+InFlight: TypeAlias = Annotated[int | None, _IN_FLIGHT]
+
 
 class LogLevel(str, Enum):
     """Levels of logging."""
@@ -156,6 +159,7 @@ def serve(
     draft_tokens: shared.DraftTokens = None,
     speculate: shared.Speculate = None,
     force_speculation: shared.ForceSpeculation = False,
+    steps_in_flight: InFlight = None,
     lora: Adapters = None,
     prompt_lookup: shared.PromptLookup = 0,
     request_timeout: RequestTimeout = None,
@@ -205,6 +209,7 @@ def serve(
             prefix_folder=prefix_cache,
             prefix_folder_bytes=parse_size(prefix_cache_size),
             force_speculation=force_speculation,
+            steps_in_flight=steps_in_flight,
         )
         served = named_models(models)
         first = next(iter(served))

@@ -11,9 +11,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -95,6 +95,10 @@ class DeviceEvent:
     def wait(self) -> None:
         current_stream(self._device).wait_event(self.event)
 
+    def wait_on(self, stream: Any) -> None:
+        """Order all later work of `stream`, of any device, after this point."""
+        stream.wait_event(self.event)
+
     def synchronize(self) -> None:
         self.event.synchronize()
 
@@ -102,6 +106,16 @@ class DeviceEvent:
 def compute_mark(device: torch.device) -> Event:
     """Return the event of all work that the calling thread has launched on `device`, which has streams."""
     return _recorded(current_stream(device), device)
+
+
+def timed_mark(device: torch.device) -> DeviceEvent:
+    """Return `compute_mark`, between two of which the seconds can be asked (`seconds_between`)."""
+    return _recorded(current_stream(device), device, timed=True)
+
+
+def seconds_between(begin: DeviceEvent, end: DeviceEvent) -> float:
+    """Return the seconds from one timed mark to another of the same device. Both have passed."""
+    return float(begin.event.elapsed_time(end.event)) / 1000
 
 
 def _recorded(stream: Any, device: torch.device, timed: bool = False) -> DeviceEvent:
@@ -155,6 +169,23 @@ def _set_cuda_stream(stream: Any) -> None:
     torch._C._cuda_setStream(
         stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
     )
+
+
+def new_stream(device: torch.device) -> Any:
+    """Return a new stream of `device`, which has streams."""
+    return torch.get_device_module(device.type).Stream(device=device)
+
+
+@contextmanager
+def on_streams(streams: Iterable[tuple[torch.device, Any]]) -> Iterator[None]:
+    """Within this context, each of these streams is the current one of its device for the calling thread.
+
+    The last one's device is the current device.
+    """
+    with ExitStack() as entered:
+        for device, stream in streams:
+            entered.enter_context(torch.get_device_module(device.type).stream(stream))
+        yield
 
 
 class HostEvent:

@@ -47,6 +47,7 @@ from .result.budgets import (
 )
 from .result.draft import with_draft, without_draft
 from .result.plan import Plan
+from .result.stages import stage_runs
 from .search.batch import best_batch
 from .search.chunks import with_chunks
 from .search.filling import greedy_assignment, least_resident
@@ -391,15 +392,21 @@ class _Request:
         return assembled(assignment, prediction=searcher.predict(capacity, assignment))
 
     def _assembled(self, profile: Profile, assignment: Assignment, **known: Any) -> Plan:
-        """Return the plan of an assignment, with the seconds of passes that verify proposed tokens if any are."""
+        """Return the plan of an assignment, with the seconds of passes that verify proposed tokens if any are, and of
+        stages if it has several."""
         made = assemble(profile, assignment, **known)
-        if not self.draft_tokens:
+        if not (self.draft_tokens or stage_runs(made)):
             return made
         from .time.speculation import predict_speculation
+        from .time.stages import predict_stages
 
         machine = self.machine or (_this_machine(self.budgets) if self.is_predicted else known_machine())
         cost = CostModel(profile, machine or nominal_machine())
-        return replace(made, speculation=predict_speculation(cost, assignment, self.draft_tokens))
+        return replace(
+            made,
+            speculation=predict_speculation(cost, assignment, self.draft_tokens),
+            stages=predict_stages(cost, assignment),
+        )
 
     def _greedy(self, profile: Profile, capacity: Capacity) -> tuple[Capacity, Assignment]:
         """Return the greedy assignment, and the capacity that it keeps to: that given, but for a cache of experts of no

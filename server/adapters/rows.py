@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from bigmodel.devices.pinned import on_device
 from bigmodel.errors import ServeError
 from bigmodel.server.adapters.files import CHUNK_ROWS, Adapter, LowRank
 
@@ -101,7 +102,7 @@ class _Step:
     def on(self, name: str, device: torch.device) -> torch.Tensor:
         found = self._on.get((name, device))
         if found is None:
-            found = self._on[name, device] = self.rows[name].to(device)
+            found = self._on[name, device] = on_device(self.rows[name], device)
         return found
 
 

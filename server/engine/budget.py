@@ -44,6 +44,8 @@ class EngineOptions:
         prompt_lookup: Tokens that are proposed in a step by what followed the last ones earlier in the text; 0: none.
         host_linear: Library of float32 products on the host, see the same module.
         force_speculation: Whether tokens are proposed even where the plan predicts that this is slower.
+        steps_in_flight: Steps that are computed at once where layers are resident on several accelerators; None: as
+            many as the plan predicts to be worth it; 1: one at a time.
         kv_tokens: Most positions of keys and values, where other processes hold a part of them; None: any number.
     """
 
@@ -60,6 +62,7 @@ class EngineOptions:
     prefix_folder: Path | None = None
     prefix_folder_bytes: int = PREFIX_FOLDER_BYTES
     force_speculation: bool = False
+    steps_in_flight: int | None = None
     kv_tokens: int | None = None
 
 

@@ -43,6 +43,7 @@ from bigmodel.server.engine.kv.prefix_files import PrefixFiles
 from bigmodel.server.engine.prefix_identity import prefix_identity
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.engine.scheduling.scheduler import Scheduler
+from bigmodel.server.engine.stages import steps_in_flight
 from bigmodel.server.text.codec import TextCodec
 
 logger = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ def build_engine(
         max_length=min(_longest(model, codec, plan, runner, options), pool.capacity),
         vocabulary_size=vocabulary_size(model),
         drafter=drafter,
+        in_flight=steps_in_flight(model, runner, drafter, options),
     )
     return Engine(
         core,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import torch
 from bigmodel.server.engine.compute.draft import Drafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner
 from bigmodel.server.engine.compute.runner import Runner
+from bigmodel.server.engine.in_flight import InFlight, LaunchedStep
 from bigmodel.server.engine.sampling.sampler import Sampler, TokenCounts, logprob_of
 from bigmodel.server.engine.scheduling.request import (
     Delta,
@@ -24,6 +26,7 @@ from bigmodel.server.engine.scheduling.request import (
     TokenLogprob,
 )
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens, Scheduler, SchedulingError
+from bigmodel.server.engine.scheduling.step_limits import limits_of_step
 from bigmodel.server.text.codec import Detokenizer, StopChecker, TextCodec
 
 logger = logging.getLogger(__name__)
@@ -90,7 +93,8 @@ class EngineCore:
     An exception in one sequence's part of a step fails its request; the others get the tokens they would have got.
 
     ``max_length`` bounds prompt plus output of a sequence, in tokens; ``vocabulary_size`` is the width of the model's
-    logits; ``eos_ids`` are the tokens that end a text.
+    logits; ``eos_ids`` are the tokens that end a text. ``in_flight``: several steps are computed at once, in the stages
+    of the model; None: one at a time.
     """
 
     def __init__(
@@ -104,10 +108,12 @@ class EngineCore:
         max_length: int,
         vocabulary_size: int,
         drafter: Drafter | None = None,
+        in_flight: InFlight | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.drafter = drafter
+        self.in_flight = in_flight
         self.codec = codec
         self.eos_ids = eos_ids
         self.max_length = max_length
@@ -115,34 +121,85 @@ class EngineCore:
         self.requests: dict[str, Request] = {}
         self.steps = 0
         self._observer = observer
+        self._launched: deque[LaunchedStep] = deque()  # in the order in which they land
         self._sampler = Sampler(observer, self._send, self._fail_sampling)
 
     # --- a step -----------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Compute one step; return False if there was nothing to compute."""
+        """Launch a step or land one; return False if there was nothing to compute.
+
+        The oldest one lands, and its tokens are sampled, once as many are in flight as may be: at once, if that is one.
+        """
+        steps = 1 if self.in_flight is None else self.in_flight.steps(self.scheduler.tokens_at_hand)
+        launched = self._launch(steps) if len(self._launched) < steps else None
+        if launched is not None:
+            self._launched.append(launched)
+            if len(self._launched) < steps:
+                return True
+        if self._launched:
+            self._land(self._launched.popleft())
+            return True
+        if self.requests:
+            raise RuntimeError(f"{len(self.requests)} requests wait and none can be scheduled")
+        return False
+
+    def _launch(self, steps: int) -> LaunchedStep | None:
+        """Launch the next step, of so many in flight at most; None if nothing more can be computed now."""
         self._propose()
-        batch = self._schedule()
+        batch = self._schedule(steps)
         if not batch:
-            if self.requests:
-                raise RuntimeError(f"{len(self.requests)} requests wait and none can be scheduled")
-            return False
-        begun = time.monotonic()
-        self._note_starts(batch, begun)
-        ready = []
-        for scheduled, rows in self._compute(batch):
+            return None
+        launched = LaunchedStep(batch, time.monotonic())
+        self._note_starts(batch, launched.begun)
+        for scheduled in batch:
+            scheduled.sequence.in_flight = True
+        try:
+            with nullcontext() if self.in_flight is None else self.in_flight.pipeline.step() as stages:
+                launched.stages = stages
+                launched.computed = self._compute(batch)
+                sampled = [(each, rows) for each, rows in launched.computed if rows is not None and each.is_sampled]
+                launched.arriving = self._sampler.begin(sampled, wait=stages is None)
+        except BaseException:
+            for scheduled in batch:
+                self.scheduler.landed(scheduled.sequence)
+            raise
+        return launched
+
+    def _land(self, launched: LaunchedStep) -> None:
+        """Wait for a step, and send the text of the tokens that are sampled."""
+        failure = self._awaited(launched)
+        for scheduled in launched.batch:
+            self.scheduler.landed(scheduled.sequence)
+        for scheduled, rows in launched.computed:
+            sequence = scheduled.sequence
+            if sequence.phase is not SequencePhase.RUNNING:
+                continue  # it was cancelled, or another sequence of its request failed
             try:
+                if failure is not None:
+                    raise failure
                 self._account(scheduled, rows)
             except Exception as error:
-                self._fail_step(scheduled.sequence.request, error)
-            else:
-                if rows is not None and scheduled.sequence.remaining == 0 and scheduled.pooled_rows is None:
-                    ready.append((scheduled, rows))
-        self._sampler.sample(ready)
+                self._fail_step(sequence.request, error)
+        assert launched.arriving is not None
+        self._sampler.finish(launched.arriving)
         self.scheduler.prefix.write()
         self.steps += 1
-        self._observer.step(time.monotonic() - begun, len(batch))
-        return True
+        self._observer.step(time.monotonic() - launched.begun, len(launched.batch))
+
+    def _awaited(self, launched: LaunchedStep) -> Exception | None:
+        """Wait for a step; return the error of an operation that failed after it had been launched.
+
+        Raises if the model can no longer compute anything.
+        """
+        try:
+            if launched.stages is not None:
+                launched.stages.land()
+        except Exception as error:
+            logger.exception("a step of %d sequences failed after it had been launched", len(launched.batch))
+            self.runner.probe()  # raises if the model is broken
+            return error
+        return None
 
     def _propose(self) -> None:
         if self.drafter is None:
@@ -162,10 +219,16 @@ class EngineCore:
                 sequence.takes_drafts = False
                 sequence.draft = []
 
-    def _schedule(self) -> list[ScheduledTokens]:
+    def _schedule(self, steps: int) -> list[ScheduledTokens]:
+        scheduler = self.scheduler
         while True:
+            limits = None
+            if steps > 1 or self._launched:
+                flying = sum(len(launched.batch) for launched in self._launched)
+                tokens = scheduler.max_batch_tokens - sum(launched.tokens for launched in self._launched)
+                limits = limits_of_step(scheduler.ready, flying, tokens, steps, steps - len(self._launched))
             try:
-                return self.scheduler.schedule()
+                return scheduler.schedule() if limits is None else scheduler.schedule(limits)
             except SchedulingError as error:
                 self._fail_step(error.sequence.request, error.__cause__ or error)
 
@@ -283,6 +346,18 @@ class EngineCore:
     def _fail_sampling(self, request: Request, message: str) -> None:
         self.fail(request, "engine", message)
 
+    def close(self) -> None:
+        """Wait for the steps in flight, whose results nobody takes any more: the model may go then."""
+        while self._launched:
+            launched = self._launched.popleft()
+            try:
+                if launched.stages is not None:
+                    launched.stages.land()
+            except Exception:  # nothing depends on it
+                logger.exception("a step of %d sequences failed as the engine was closed", len(launched.batch))
+            for scheduled in launched.batch:
+                self.scheduler.landed(scheduled.sequence)
+
     def expire(self, now: float) -> None:
         """Fail the requests whose deadline has passed."""
         late = [r for r in self.requests.values() if r.deadline is not None and now >= r.deadline]
@@ -311,6 +386,11 @@ class EngineCore:
         return self._sampler.counts
 
     @property
+    def steps_now(self) -> int:
+        """Steps that are in flight."""
+        return len(self._launched)
+
+    @property
     def idle(self) -> bool:
-        """Whether all requests are finished."""
-        return not self.requests
+        """Whether all requests are finished, and all steps have landed."""
+        return not (self.requests or self._launched)

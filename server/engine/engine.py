@@ -203,6 +203,7 @@ class Engine:
             kind, why = "node_lost", str(error)
         for request in list(self.core.requests.values()):
             self.core.fail(request, kind, why)
+        self.core.close()
         self.core.scheduler.prefix.close(lost=error is not None)
         if error is not None and self._on_failure is not None:
             self._on_failure(error)

@@ -12,7 +12,7 @@ from bigmodel.server.engine.compute.planned_draft import PlannedDrafter
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Observer, Request
 from bigmodel.server.http.state import ServerState
-from bigmodel.server.http.status import devices, streamed
+from bigmodel.server.http.status import devices, stages, streamed
 from bigmodel.server.models.running import RunningModel
 from bigmodel.server.models.served import ServedModel
 
@@ -97,7 +97,7 @@ class _State(Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._served.reading() as running:
-            found = [] if running is None else [*self._engine(running.engine)]
+            found = [] if running is None else [*self._engine(running.engine), *self._stages(running.engine)]
             return iter([*found, *self._devices(running)])
 
     def _engine(self, engine: Engine) -> Iterator[Metric]:
@@ -133,6 +133,26 @@ class _State(Collector):
             }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value)
+
+    def _stages(self, engine: Engine) -> Iterator[Metric]:
+        found = stages(engine)
+        if found is None:
+            return
+        yield GaugeMetricFamily("bigmodel_steps_in_flight", "Steps that are computed now", found["now"])
+        active = CounterMetricFamily(
+            "bigmodel_stage_active_seconds", "Time with any step in flight, by device", labels=["device"]
+        )
+        busy = CounterMetricFamily(
+            "bigmodel_stage_busy_seconds", "Time of a device with a step in its stages", labels=["device"]
+        )
+        idle = GaugeMetricFamily(
+            "bigmodel_stage_idle_ratio", "Share of the active time in which a device was idle", labels=["device"]
+        )
+        for each in found["devices"]:
+            active.add_metric([each["device"]], each["active_seconds"])
+            busy.add_metric([each["device"]], each["busy_seconds"])
+            idle.add_metric([each["device"]], each["idle_share"])
+        yield from (active, busy, idle)
 
     def _devices(self, running: RunningModel | None) -> Iterator[Metric]:
         memory = GaugeMetricFamily("bigmodel_device_bytes", "Bytes by device and kind", labels=["device", "kind"])

@@ -9,6 +9,7 @@ from typing import Any
 from bigmodel.devices import max_memory_allocated, memory_allocated
 from bigmodel.errors import DeviceError
 from bigmodel.plan.result.speculation import SPECULATION
+from bigmodel.plan.result.stages import STAGES
 from bigmodel.server.engine.budget import plan_devices
 from bigmodel.server.engine.compute.planned_draft import PlannedDrafter
 from bigmodel.server.engine.engine import Engine
@@ -97,6 +98,7 @@ def _engine(engine: Engine) -> dict[str, Any]:
             "restored_tokens": None if scheduler.prefix.files is None else scheduler.prefix.files.restored,
         },
         "speculation": speculation(engine),
+        "stages": stages(engine),
         "preemptions": scheduler.preemptions,
         "generated_tokens": core.counts.generated,
         "steps": core.steps,
@@ -130,7 +132,21 @@ def streamed(running: RunningModel) -> list[dict[str, Any]]:
     stats = getattr(running.model, "dispatch_stats", None)
     if stats is None:
         return []
-    return [{"device": device, **counters} for device, counters in stats().items() if device != SPECULATION]
+    return [{"device": key, **counters} for key, counters in stats().items() if key not in (SPECULATION, STAGES)]
+
+
+def stages(engine: Engine) -> dict[str, Any] | None:
+    """Steps in flight at most and now, and of each device with stages the seconds in which any were in flight, those
+    in which it had one, and the share of idle ones; None for an engine with one step at a time."""
+    core = engine.core
+    if core.in_flight is None:
+        return None
+    figures = core.in_flight.pipeline.times.figures()
+    return {
+        "most": core.in_flight.most,
+        "now": core.steps_now,
+        "devices": [{"device": device, **each} for device, each in figures.items()],
+    }
 
 
 def _entry(running: RunningModel, name: str, planned: Any, before: Mapping[str, int]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
         *("--max-sequences", "3", "--max-queue", "5", "--kv-memory", "2GiB", "--max-model-len", "99"),
         *("--no-batch-invariant", "--no-prefix-cache", "--request-timeout", "7", "--drain-timeout", "9"),
         *("--max-body", "1MiB", "--max-batch-tokens", "256"),
+        *("--steps-in-flight", "3"),
         *("--tool-parser", "hermes", "--reasoning-parser", "none"),
         *("--prefix-cache", str(tmp_path / "kept"), "--prefix-cache-size", "3GiB"),
         *("--batch-folder", str(tmp_path / "batches"), "--batch-folder-size", "2GiB"),
@@ -76,7 +77,7 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
     assert (settings.tool_parser, settings.reasoning_parser) == ("hermes", "none")
     engine = settings.engine
     assert (engine.max_sequences, engine.max_queue, engine.max_length) == (3, 5, 99)
-    assert (engine.kv_bytes, engine.max_batch_tokens) == (2 << 30, 256)
+    assert (engine.kv_bytes, engine.max_batch_tokens, engine.steps_in_flight) == (2 << 30, 256, 3)
     assert (engine.row_multiple, engine.prefix_cache) == (1, False)
     assert (engine.prefix_folder, engine.prefix_folder_bytes) == (tmp_path / "kept", 3 << 30)
     assert settings.allowed_origins == ("http://a.example", "http://b.example:81", "null")

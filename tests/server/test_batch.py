@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bigmodel.devices import max_memory_allocated, reset_peak_memory
+from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model
 from bigmodel.errors import ServeError
 from bigmodel.plan import plan
@@ -139,6 +139,20 @@ def test_a_prompt_whose_step_fails_is_an_error_and_not_an_empty_answer(monkeypat
     assert [isinstance(found[number], ServeError) for number in range(4)] == [False, True, False, False]
     with pytest.raises(ServeError, match="prompt 1: computing a step failed"):
         generate_batch(model, tokenizer, PROMPTS, GREEDY, options=options)
+
+
+@pytest.mark.slow
+@pytest.mark.virtual_only("several accelerators")
+@pytest.mark.usefixtures("accelerators")
+def test_steps_are_in_flight_where_layers_are_resident_on_several_accelerators() -> None:
+    virtual.enable(2, strict=True, late_compute=True)
+    places = {"model.embed_tokens": "virtual:0", "model.rotary_emb": "virtual:0", "model.layers.0": "virtual:0"}
+    places |= {"model.layers.1": "virtual:1", "model.norm": "virtual:1", "lm_head": "virtual:1"}
+    model = dispatch_model(tiny_model(), places)
+    one = generate(model, PROMPTS)
+    assert "stages" not in model.dispatch_stats()
+    assert generate(model, PROMPTS, steps_in_flight=3) == one
+    assert model.dispatch_stats()["stages"].keys() == {"virtual:0", "virtual:1"}
 
 
 def test_no_prompts_have_no_answers() -> None:

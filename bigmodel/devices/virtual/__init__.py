@@ -7,6 +7,9 @@ A strict one has streams, events and pinned memory, and punishes what CUDA leave
 late as events allow, and accesses of two streams that no event orders raise `RaceError`. It has no set bandwidth: on a
 link of a set speed copies take real time, in threads, and order is not checked.
 
+One that computes at a set speed (`flops`) has streams and events, too: they tell when it would have computed what was
+launched (`clock`).
+
 Every operation that the CPU has runs, but for those with sparse or nested tensors, which raise NotImplementedError.
 
     from bigmodel.devices import virtual
@@ -23,6 +26,7 @@ from ...errors import DeviceError
 from ..sizes import parse_size
 from .arena import Arena, Caching
 from .backend import register
+from .clock import ComputeClock
 from .environment import from_environment, late_from_environment, strict_from_environment
 from .link import VirtualLink
 from .pinned import pinned_memory
@@ -69,6 +73,7 @@ def enable(
     caching: Caching | None = None,
     late_compute: bool | None = None,
     launch_cost: float = 0.0,
+    flops: float | None = None,
 ) -> None:
     """Make `count` virtual accelerators available as ``"virtual:0"``, ``"virtual:1"``, ...
 
@@ -90,16 +95,21 @@ def enable(
         caching: Give memory out as PyTorch's allocator for CUDA does, rounded and in segments; None: to the byte.
         launch_cost: Seconds that the host is busy with each operation or copy that it launches, besides what Python
             takes: views and new memory without elements are none.
+        flops: Multiplications and additions per second of products on each device, which then computes beside the
+            host; None: as fast as the host computes them, while it waits. Devices with a set speed are not strict, and
+            have no bandwidth.
 
     Raises:
         DeviceError: A number is negative, or the number of capacities differs from `count`. Nothing is changed.
         SizeError: A capacity is not a size. Nothing is changed.
     """
-    if min(count, bandwidth or 0, latency, launch_cost) < 0:
+    if min(count, bandwidth or 0, latency, launch_cost, flops or 0) < 0:
         raise DeviceError(
-            f"count {count}, bandwidth {bandwidth}, latency {latency} and launch_cost {launch_cost} "
+            f"count {count}, bandwidth {bandwidth}, latency {latency}, launch_cost {launch_cost} and flops {flops} "
             "must not be negative"
         )
+    if flops and bandwidth:
+        raise DeviceError("virtual accelerators have either a bandwidth or flops: give one of them")
     given = list(capacity) if isinstance(capacity, (list, tuple)) else [capacity] * count
     if len(given) != count:
         raise DeviceError(f"{len(given)} capacities were given for {count} virtual accelerators")
@@ -113,8 +123,9 @@ def enable(
         if index == len(board.arenas):
             board.arenas.append(Arena(index, caching=caching))
             board.links.append(VirtualLink())
-        configure(index, capacities[index], bandwidth, latency, launch_cost)
-    del board.arenas[count:], board.links[count:]
+            board.clocks.append(ComputeClock())
+        configure(index, capacities[index], bandwidth, latency, launch_cost, flops)
+    del board.arenas[count:], board.links[count:], board.clocks[count:]
 
 
 def configure(
@@ -123,19 +134,22 @@ def configure(
     bandwidth: float | None = None,
     latency: float = 0.0,
     launch_cost: float = 0.0,
+    flops: float | None = None,
 ) -> None:
     """Set one device as `enable` sets all, and reset its peak."""
     arena, link_ = board.arena(index), board.links[index]
     arena.capacity = None if capacity is None else parse_size(capacity)
     arena.reset_peak()
     link_.bandwidth, link_.latency, link_.launch_cost = bandwidth, latency, launch_cost
-    arena.strict = board.strict and not bandwidth
+    board.clocks[index].flops = flops or None
+    arena.strict = board.strict and not (bandwidth or flops)
 
 
 def disable() -> None:
     """Remove all virtual accelerators. Existing tensors can no longer be used in new operations."""
     board.arenas.clear()
     board.links.clear()
+    board.clocks.clear()
 
 
 def races() -> list[str]:

@@ -63,9 +63,9 @@ class BackendModule:
     default_stream = staticmethod(streams.default_stream)
 
     def has_streams(self, device: Any = 0) -> bool:
-        """Whether work on `device` is queued on streams, as it is if the device is strict."""
+        """Whether work on `device` is queued on streams, as it is if the device is strict or has a set speed."""
         index = index_of(device)
-        return index < len(board.arenas) and board.arenas[index].strict
+        return index < len(board.arenas) and (board.arenas[index].strict or board.is_timed(index))
 
     def synchronize(self, device: object = None) -> None:
         """Wait for all work on `device`; None: on that of the current stream, and on no other."""

@@ -70,7 +70,7 @@ def queue(
     """
     with detector.lock:
         stream = current_stream(index)
-        if not traits.is_queued or (traits.is_indexed and _has_masks(args[1])):
+        if not traits.is_queued or (traits.is_indexed and has_masks(args[1])):
             if traits.touches:
                 stream.catch_up()
             return traits.kernel(*args, **kwargs)
@@ -163,7 +163,7 @@ def _describe(values: Iterable[Any], parts: list[Any]) -> None:
             parts += (type(value), value)
 
 
-def _has_masks(indices: Iterable[Tensor | None]) -> bool:
+def has_masks(indices: Iterable[Tensor | None]) -> bool:
     """Whether how much is indexed depends on what the indices hold."""
     return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices)
 

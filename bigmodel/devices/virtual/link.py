@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ..forks import new_lock
 from ..streams import copy_ready_since
+from .clock import sleep_until
 
 
 class VirtualLink:
@@ -44,7 +45,7 @@ class VirtualLink:
             end = begin + self.seconds(nbytes)
             copy()
             self._free[to_device] = max(end, time.perf_counter())
-            _sleep_until(end)
+            sleep_until(end)
             if to_device:
                 self.bytes_to_device += nbytes
             else:
@@ -53,18 +54,8 @@ class VirtualLink:
     def launch(self) -> None:
         """Hold the calling thread as long as a launch takes it."""
         if self.launch_cost:
-            _sleep_until(time.perf_counter() + self.launch_cost)
+            sleep_until(time.perf_counter() + self.launch_cost)
 
     def seconds(self, nbytes: int) -> float:
         """Return how long `nbytes` occupy the link."""
         return 0.0 if not self.bandwidth else self.latency + nbytes / self.bandwidth
-
-
-def _sleep_until(end: float) -> None:
-    """Sleep until shortly before `end`, less the timer's slack, then spin, so that short copies are timed exactly."""
-    slack = 60e-6
-    remaining = end - time.perf_counter()
-    if remaining > slack:
-        time.sleep(remaining - slack)
-    while time.perf_counter() < end:
-        time.sleep(0)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .clock import sleep_until
 from .host_copies import check_watched
 from .races import Clock, Queue, detector, joined
 from .schedule import MOST_DELAYED, POLLS, HostWaits, Schedule
@@ -60,6 +61,9 @@ class Stream:
 
     Args:
         device: The device; None: the current one.
+
+    Attributes:
+        ready: When its work will have been done (`time.perf_counter`), on a device of a set speed; 0 on others.
     """
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
@@ -68,6 +72,7 @@ class Stream:
         self.number = next(_numbers)
         self.known: Clock = {}
         self.position = 0
+        self.ready = 0.0
         self._delayed: deque[_Delayed] = deque()
         self._for_host: deque[_Delayed] = deque()
         self._polls = 0
@@ -86,6 +91,7 @@ class Stream:
         """Let all later work of this stream run after `event`."""
         with detector.lock:
             joined(self.known, event.clock)
+            self.ready = max(self.ready, event.ready)
             recorded, position = event.stream, event.position
             if recorded is not None and recorded is not self and recorded.has_delayed(position):
                 self.delay(None, after=((recorded, position),))
@@ -114,6 +120,7 @@ class Stream:
         with detector.lock:
             count_wait(synchronizations=1)
             self.finish()
+        sleep_until(self.ready)
 
     def finish(self) -> None:
         """Do all work, of which the host knows then."""
@@ -214,15 +221,17 @@ class Event:
         self.position = 0
         self.clock: Clock = {}
         self.polls = 0
+        self.ready = 0.0
         self._passed: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         """Record the present end of `stream`; None: the calling thread's current one."""
         with detector.lock:
             stream = stream or current_stream()
+            self.ready = stream.ready
             self.stream, self.clock, self.polls, self._passed = stream, stream.clock(), 0, None
             if not self.timed or not stream.has_delayed():
-                self.position, self._passed = stream.position, time.perf_counter()
+                self.position, self._passed = stream.position, max(time.perf_counter(), self.ready)
             else:
                 self.position = stream.position + 1
                 stream.delay(self._pass)
@@ -235,6 +244,8 @@ class Event:
         """Whether the work before it has been done. The device goes on while it is asked."""
         if self.stream is None:
             return True
+        if self.ready > time.perf_counter():
+            return False
         with detector.lock:
             passed = self.has_passed()
             if passed:
@@ -257,6 +268,7 @@ class Event:
             with detector.lock:
                 count_wait(synchronizations=1)
                 self._finish()
+            sleep_until(self.ready)
 
     def _finish(self) -> None:
         assert self.stream is not None
@@ -324,11 +336,13 @@ _current = _Current()
 
 
 def set_schedule(strict: bool, seed: int | None, late_compute: bool = False) -> None:
-    """Finish all work; from now on work may be late, by the schedule with this seed, if `strict`."""
+    """Finish all work, at any speed; from now on work may be late, by the schedule with this seed, if `strict`."""
     with detector.lock:
         finish_all()
         for stream in _state.defaults.values():
             stream.known.clear()
+        for stream in list(_state.streams):
+            stream.ready = 0.0
         _state.strict, _state.schedule = strict, Schedule(seed, strict and late_compute)
         _state.is_bad_fork = False
 
@@ -414,8 +428,10 @@ def synchronize(device: Any = None) -> None:
     index = index_of(device)
     with detector.lock:
         count_wait(synchronizations=1)
-        for stream in [each for each in _state.streams if each.device.index == index]:
+        found = [each for each in _state.streams if each.device.index == index]
+        for stream in found:
             stream.finish()
+    sleep_until(max((stream.ready for stream in found), default=0.0))
 
 
 def finish_all() -> None:

@@ -19,7 +19,9 @@ from torch.utils._pytree import tree_map
 
 from . import late, streams, strict
 from .arena import Allocation, Arena
+from .clock import ComputeClock, sleep_until
 from .link import VirtualLink
+from .pinned import pinned_memory
 from .postponing import GuardedHook, postponed
 from .races import Access
 from .roles import tensors_in
@@ -37,11 +39,12 @@ _OWN = {"held", "_allocation", "_is_param"}
 
 
 class Board:
-    """The arenas and links of all virtual accelerators of this process."""
+    """The arenas, links and clocks of all virtual accelerators of this process."""
 
     def __init__(self) -> None:
         self.arenas: list[Arena] = []
         self.links: list[VirtualLink] = []
+        self.clocks: list[ComputeClock] = []
         self.strict = False
         """Whether accelerators whose links take no time are strict."""
 
@@ -55,6 +58,10 @@ class Board:
                 "fork them earlier"
             )
         return self.arenas[index]
+
+    def is_timed(self, index: int | None) -> bool:
+        """Whether device `index` computes at a set speed."""
+        return index is not None and index < len(self.clocks) and self.clocks[index].flops is not None
 
     def launch(self, index: int) -> None:
         """Hold the calling thread as long as a launch on device `index` takes it, if there is such a device."""
@@ -303,6 +310,11 @@ class _Operation:
             board.launch(index)
         if traits.is_product:
             board.arena(index).need_workspace()
+            if board.is_timed(index):
+                stream, (left, right) = streams.current_stream(index), traits.factors
+                stream.ready = board.clocks[index].compute(stream.ready, (self.args[left], self.args[right]))
+        elif traits.waits and board.is_timed(index) and not (traits.is_indexed and not late.has_masks(self.args[1])):
+            sleep_until(streams.current_stream(index).ready)
         if not board.strict or not (traits.touches or self.is_complex):
             return self.compute()
         launched = strict.launch(traits, self.args, self.kwargs, self.held_args, index)
@@ -409,11 +421,37 @@ def _over_link(call: _Operation) -> Any:
         run = partial(_ordered, call, (from_, source), (into, destination), run)
     if source == destination:
         return run()
+    if board.is_timed(source) or board.is_timed(destination):
+        return _timed_copy(call, source, destination, run)
     output: list[Any] = []
     to_device = destination is not None
     link = board.links[destination if destination is not None else source or 0]
     link.transfer(lambda: output.append(run()), from_.nbytes, to_device=to_device)
     return output[0]
+
+
+def _timed_copy(call: _Operation, source: int | None, destination: int | None, run: Callable[[], Any]) -> Any:
+    """Run a copy between the host and accelerators of a set speed, or between these: it is done as soon as it can be.
+
+    As on CUDA, copies between two devices are ordered after all work of both, and work of both after it. The host waits
+    for a copy to it, unless that need not block, and for the stream of one from its own memory, unless that is pinned.
+    """
+    if source is None and destination is not None:
+        if not (_is_non_blocking(call) and pinned_memory.holds(call.args[1 if call.traits.func is _COPY else 0])):
+            sleep_until(streams.current_stream(destination).ready)
+        return run()
+    output = run()
+    if source is not None and destination is not None:
+        one, other = streams.current_stream(source), streams.current_stream(destination)
+        one.ready = other.ready = max(one.ready, other.ready)
+    elif source is not None and not _is_non_blocking(call):
+        sleep_until(streams.current_stream(source).ready)
+    return output
+
+
+def _is_non_blocking(call: _Operation) -> bool:
+    args = call.args
+    return bool(call.kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
 
 
 def _ordered(
@@ -425,7 +463,7 @@ def _ordered(
     """Run a copy between tensors, each with the index of its device, on the streams of strict accelerators."""
     (source, one), (target, other) = from_, into
     args, kwargs = call.args, call.kwargs
-    non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+    non_blocking = _is_non_blocking(call)
     if one is None and other is not None:
         return strict.copy_to_device(target, source, non_blocking, other, run)
     if one is not None and other is None:

@@ -49,6 +49,10 @@ _PRODUCTS = {
 """Operations that a library computes, which allocates a workspace for each stream."""
 
 
+_ADDED_PRODUCTS = {aten.addmm.default, aten.baddbmm.default}
+"""Those of them whose first argument is added."""
+
+
 _SETS = {aten.set_.source_Tensor, aten.set_.source_Tensor_storage_offset, aten.set_.source_Storage_storage_offset}
 """Operations that give a tensor the memory of another."""
 
@@ -83,6 +87,9 @@ class Traits:
         may_mix: Whether its arguments may be on different devices.
         copies: Whether it may copy between the host and an accelerator.
         is_product: Whether a library computes it.
+        factors: Positions of the two tensors of a product.
+        waits: Whether the host waits for it, to know the shape of what it returns; of those that take indices, only if
+            these are masks.
         sets: Whether it gives a tensor the memory of another.
         host_outputs: Positions of outputs that stay on the host.
         sparse: Position or name of the argument that asks for sparse gradients; None: there is none.
@@ -100,6 +107,7 @@ class Traits:
 
     __slots__ = (
         "copies",
+        "factors",
         "func",
         "gathered",
         "host_outputs",
@@ -118,6 +126,7 @@ class Traits:
         "sets",
         "sparse",
         "touches",
+        "waits",
     )
 
     def __init__(self, func: OpOverload) -> None:
@@ -127,6 +136,8 @@ class Traits:
         self.may_mix = func in _MAY_MIX
         self.copies = func in _COPIES
         self.is_product = func in _PRODUCTS
+        self.factors = (1, 2) if func in _ADDED_PRODUCTS else (0, 1)
+        self.waits = torch.Tag.dynamic_output_shape in func.tags
         self.sets = func in _SETS
         self.host_outputs = _HOST_OUTPUTS.get(func, ())
         self.sparse = _SPARSE_GRADIENTS.get(func)

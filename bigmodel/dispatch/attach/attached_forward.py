@@ -38,6 +38,7 @@ from ..mapped.readahead import ReadAhead
 from ..streaming.gradients import Compute, run_with_gradients
 from ..streaming.streamer import Streamer, is_transformed
 from ..streaming.transform_budgets import TransformBudgets
+from ..transfer.stages import running_step
 from ..weights.block import Block
 from .host_or_device import HostOrDevice
 from .refusals import NotCopied
@@ -99,6 +100,8 @@ class AttachedForward(NotCopied):
         self.output_dtype: torch.dtype | None = None
         self.written_device: torch.device | None = None
         """Device for tensors that the module puts into containers among its arguments; None: they stay."""
+        self.stage: int | None = None
+        """The number of the stage that the module is in, where parts are resident on several accelerators."""
         self.transform_budgets: TransformBudgets | None = None
         """Of a call of the whole model: holds it to the budgets of devices where it is transformed."""
 
@@ -132,6 +135,8 @@ class AttachedForward(NotCopied):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.parts is not None and not self.parts.are_current():
             self.parts.find_added(self.parts)
+        if self.stage is not None and (step := running_step()) is not None:
+            step.enter(self.stage)
         source = first_tensor((args, kwargs)) if self.returns_to_input else None
         written = WrittenContainers((args, kwargs)) if self.written_device is not None else None
         if self.host_or_device is not None:

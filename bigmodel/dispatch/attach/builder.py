@@ -44,6 +44,7 @@ from .dispatched import Dispatched, UndoLog
 from .expert_builder import ExpertBuilder
 from .host_kv import keep_kv_on_host
 from .pinned_memory import PinnedBudget
+from .stages import mark_stages
 from .stream_builder import StreamBuilder, quantized
 
 
@@ -99,6 +100,7 @@ class Builder:
             self._pack(result)
             self._read_ahead(blocks, result)
             keep_kv_on_host(self.modules, self.plan, self.pinned, result)
+            mark_stages(self.plan, result)
         except BaseException:
             forget_second_places(self.model)
             self.undo_log.undo()

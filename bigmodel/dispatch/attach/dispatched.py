@@ -18,6 +18,7 @@ from ...devices.scripts import OverriddenScripts
 from ...errors import DispatchError
 from ...plan import Plan
 from ...plan.result.speculation import SPECULATION
+from ...plan.result.stages import STAGES
 from ...quantized.host_kernels import PackedWeight
 from ...quantized.linear import QuantizedLinear
 from ..experts.cache import ExpertCache, expert_stats
@@ -28,6 +29,7 @@ from ..placement.resolve import ResolvedMap
 from ..streaming.host_kv import KVFetchers
 from ..streaming.streamer import Streamer
 from ..streaming.transform_budgets import TransformBudgets
+from ..transfer.stages import StagePipeline
 from ..weights.autograd_functions import CopiesForFunctions
 from ..weights.block import Registry
 from ..weights.outside_use import is_marked, mark_lent, mark_offloaded, note_optimizer_step, unmark_offloaded
@@ -92,6 +94,8 @@ class Dispatched(NotCopied):
         """Take back the limits that hold allocators to the plan, and the hook of optimizers."""
         self.kv: KVFetchers | None = None
         """Fetch keys and values that lie on the host; None: none do."""
+        self.stages: StagePipeline | None = None
+        """The stages of a model whose parts are all resident on one of several accelerators; None of others."""
         self.forget: Callable[[], None] | None = None
         """Tells the observer of the options that dispatching is undone."""
 
@@ -227,7 +231,9 @@ class Dispatched(NotCopied):
 
         Targets are the accelerators, each with the counters of its own link; ``"cpu"``, for weights on disk that the
         host computes with; ``"experts"``, for experts that are fetched one by one; and ``"kv"``, for keys and values
-        that lie on the host. ``"speculation"`` are no counters, but what the plan says of tokens that are proposed:
+        that lie on the host. ``"stages"`` are seconds of each accelerator while a server had several steps in flight:
+        `active_seconds` in all, `busy_seconds` of them with a step in its stages, and `idle_share`, the share without.
+        ``"speculation"`` are no counters, but what the plan says of tokens that are proposed:
         `most` of them for each sequence of a step, the number that it is fastest to propose (`tokens`; 0: none), for
         the planned number of sequences, and how many times faster that is (`gain`). Where weights are quantised for
         the link, the counters include the relative errors of all of them: `quantization_error_mean` and
@@ -254,6 +260,8 @@ class Dispatched(NotCopied):
             counters["experts"] = expert_stats(self.expert_caches)
         if self.plan.speculation is not None:
             counters[SPECULATION] = self.plan.speculation.figures(self.plan.batch_size)
+        if self.stages is not None and self.stages.times.steps:
+            counters[STAGES] = self.stages.times.figures()
         return counters
 
     def refuse_while_running(self) -> None:

@@ -17,8 +17,9 @@ from ...limits import GRADIENT_BYTES, READ_AHEAD_BYTES, READERS, STAGING_BYTES, 
 from .budgets import Key, is_accelerator
 from .expert_split import ExpertSplit
 from .speculation import Speculation
+from .stages import ResidentStages
 
-FORMAT = 11
+FORMAT = 12
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -178,6 +179,8 @@ class Plan:
         prediction: predicted time; None if no time was predicted.
         speculation: predicted seconds of passes in which proposed tokens are verified, by which a server proposes any;
             None: none are asked for.
+        stages: predicted seconds of steps on each of several devices that all parts are resident on, by which a server
+            has several steps in flight; None: not all are, or no text is generated.
         guarded: whether nothing is known of its activations. Then nothing is resident on the accelerators that can be
             streamed, until the first forward of the dispatched model has measured them and a new plan is obeyed.
         notes: notes for the user, such as memory that could not be predicted.
@@ -211,6 +214,7 @@ class Plan:
     dtype: str | None = None
     prediction: Prediction | None = None
     speculation: Speculation | None = None
+    stages: ResidentStages | None = None
     guarded: bool = False
     notes: tuple[str, ...] = ()
 
@@ -268,6 +272,7 @@ class Plan:
             "expert_cache": _pairs(self.expert_cache),
             "expert_split": None if self.expert_split is None else asdict(self.expert_split),
             "speculation": None if self.speculation is None else asdict(self.speculation),
+            "stages": None if self.stages is None else asdict(self.stages),
             "devices": [{**asdict(device), "total": device.total} for device in self.devices.values()],
             "parts": [asdict(part) for part in self.parts],
             "prediction": prediction,

@@ -21,7 +21,7 @@ def table(plan: Plan) -> RenderableType:
     blocks: list[RenderableType] = [_heading(plan), _parts(plan), _devices(plan)]
     if plan.prediction is not None:
         blocks.append(_time(plan))
-    blocks += [Text(f"note: {note}") for note in (*_speculation(plan), *plan.notes)]
+    blocks += [Text(f"note: {note}") for note in (*_speculation(plan), *_stages(plan), *plan.notes)]
     return Group(*blocks)
 
 
@@ -35,7 +35,14 @@ def plain_text(plan: Plan) -> str:
 def explain(plan: Plan) -> str:
     """Return sentences: the reason for each part's place, the memory of each device, the time that more would save."""
     return "\n".join(
-        [*_part_sentences(plan), *_device_sentences(plan), *_time_sentences(plan), *_speculation(plan), *plan.notes]
+        [
+            *_part_sentences(plan),
+            *_device_sentences(plan),
+            *_time_sentences(plan),
+            *_speculation(plan),
+            *_stages(plan),
+            *plan.notes,
+        ]
     )
 
 
@@ -152,6 +159,11 @@ def _time_sentences(plan: Plan) -> Iterator[str]:
 def _speculation(plan: Plan) -> Iterator[str]:
     if plan.speculation is not None:
         yield plan.speculation.describe(plan.batch_size)
+
+
+def _stages(plan: Plan) -> Iterator[str]:
+    if plan.stages is not None:
+        yield plan.stages.describe()
 
 
 def runs_of(parts: Sequence[Part]) -> Iterator[list[Part]]:

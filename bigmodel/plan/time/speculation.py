@@ -9,7 +9,7 @@ from ...profile.trace.work import ATTENTION, CONVOLUTION, POINTWISE, PRODUCT, Wo
 from ..memory.assignment import STEP, Assignment
 from ..result.budgets import Key
 from ..result.speculation import Speculation
-from .cost import CostModel
+from .cost import CostModel, StepTime
 from .unit_cost import UnitCost
 
 _BY_ROWS = (PRODUCT, ATTENTION, CONVOLUTION, POINTWISE)
@@ -30,11 +30,16 @@ def predict_speculation(cost: CostModel, assignment: Assignment, most: int) -> S
 
 def seconds_over(cost: CostModel, assignment: Assignment, tokens: int) -> float:
     """Return the seconds of a pass of generation over so many tokens, of all sequences together."""
+    return pass_over(cost, assignment, tokens).seconds
+
+
+def pass_over(cost: CostModel, assignment: Assignment, tokens: int) -> StepTime:
+    """Return the time of a pass of generation over so many tokens, of all sequences together."""
     wider = CostModel(cost.profile, cost.units.machine)
     wider.units = _WiderUnits(cost, tokens / cost.profile.workload.batch_size)
     # Parts that the host computes in smaller calls only are streamed in this one.
     below = {unit: least for unit, least in assignment.computed_below.items() if tokens < least}
-    return wider.seconds(len(cost.profile.phases) - 1, replace(assignment, computed_below=below)).seconds
+    return wider.seconds(len(cost.profile.phases) - 1, replace(assignment, computed_below=below))
 
 
 class _WiderUnits(UnitCost):

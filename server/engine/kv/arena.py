@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from bigmodel.devices.pinned import on_device
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
 from bigmodel.server.engine.kv.host_pages import HostPages
 
@@ -125,12 +126,12 @@ class PagedKV(SequenceKV):
     def span(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [key-value heads, positions, dim] of positions ``start`` to ``end``, gathered from pages."""
         keys, values = self.arena.layer(layer)
-        rows = self.rows(start, end).to(keys.device)
+        rows = on_device(self.rows(start, end), keys.device)
         return keys[rows].transpose(0, 1), values[rows].transpose(0, 1)
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store ``key`` and ``value`` [key-value heads, tokens, dim] at positions from ``start`` on."""
-        rows = self.rows(start, start + key.shape[1]).to(key.device)
+        rows = on_device(self.rows(start, start + key.shape[1]), key.device)
         self.arena.write(layer, rows, key.transpose(0, 1), value.transpose(0, 1))
 
     def cut(self, index: int) -> Page:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bigmodel.devices.streams import PAST, Event, compute_mark, has_streams
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.scheduling.request import Delta, Observer, Request, Sequence, SequencePhase, TokenLogprob
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
@@ -35,6 +36,23 @@ class NotNumbersError(ServeError):
 
 
 # --- a batch ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """What the tokens of a step are sampled from, on its way to the host.
+
+    Attributes:
+        batch: entries of the step, with their logits.
+        greedy: the likeliest token of each entry, -1 for NaN, where all are greedy.
+        rows: the rows of all entries that are sampled from, where not all are.
+        arrived: when either is on the host.
+    """
+
+    batch: Seq[tuple[ScheduledTokens, torch.Tensor]]
+    greedy: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+    arrived: Event = PAST
 
 
 @dataclass
@@ -65,17 +83,28 @@ class Sampler:
 
         An error fails its own request only (a grammar that no token continues, logits that are NaN).
         """
-        if not all(_plainly_greedy(scheduled) and not _shows_logprobs(scheduled) for scheduled, _ in batch):
-            batch = _brought(batch)
-        greedy = [(scheduled, rows[-1]) for scheduled, rows in batch if _plainly_greedy(scheduled)]
-        known: dict[int, int | None] = {}
-        if greedy:
-            try:
-                tokens = likeliest(torch.stack([row for _, row in greedy]))
-            except Exception:
-                logger.exception("tokens of %d sequences could not be chosen together; each is alone", len(greedy))
-            else:
-                known = {scheduled.sequence.order: token for (scheduled, _), token in zip(greedy, tokens, strict=True)}
+        self.finish(self.begin(batch))
+
+    def begin(self, batch: Seq[tuple[ScheduledTokens, torch.Tensor]], *, wait: bool = True) -> Arriving:
+        """Bring to the host what `finish` samples from: rows of the whole batch together, or greedy tokens.
+
+        Without ``wait`` the host does not wait for it here, on devices with streams.
+        """
+        greedy = all(_plainly_greedy(scheduled) and not _shows_logprobs(scheduled) for scheduled, _ in batch)
+        wanted = [rows[-1:] if greedy else rows[-1 - len(scheduled.draft) :] for scheduled, rows in batch]
+        if not wanted or (not greedy and all(rows.device.type == "cpu" for rows in wanted)):
+            return Arriving(batch)
+        try:
+            together = torch.cat(wanted)
+            values, arrived = _on_host(likeliest_ids(together) if greedy else together, wait)
+        except Exception:
+            logger.exception("logits of %d sequences could not be brought together; each is alone", len(batch))
+            return Arriving(batch)
+        return Arriving(batch, values if greedy else None, None if greedy else values, arrived)
+
+    def finish(self, arriving: Arriving) -> None:
+        """Sample the next tokens, once there is what they are sampled from."""
+        batch, known = self._arrived(arriving)
         for scheduled, rows in batch:
             request = scheduled.sequence.request
             if scheduled.sequence.phase is not SequencePhase.RUNNING:
@@ -87,6 +116,25 @@ class Sampler:
             except Exception as error:
                 logger.exception("request %s failed while its token was sampled", request.request_id)
                 self._fail(request, f"sampling a token failed: {type(error).__name__}")
+
+    def _arrived(self, arriving: Arriving) -> tuple[Seq[tuple[ScheduledTokens, torch.Tensor]], dict[int, int | None]]:
+        """The batch with the rows that are sampled from, and greedy tokens by the order of their sequences."""
+        batch = arriving.batch
+        try:
+            arriving.arrived.synchronize()
+            if arriving.rows is not None:
+                sizes = [1 + len(scheduled.draft) for scheduled, _ in batch]
+                split = arriving.rows.split(sizes)
+                batch = [(scheduled, rows) for (scheduled, _), rows in zip(batch, split, strict=True)]
+            greedy = [(scheduled, rows[-1:]) for scheduled, rows in batch if _plainly_greedy(scheduled)]
+            ids = arriving.greedy
+            if ids is None and greedy:
+                ids = likeliest_ids(torch.cat([row for _, row in greedy]))
+            tokens = [] if ids is None else _tokens_of(ids)
+        except Exception:
+            logger.exception("tokens of %d sequences could not be chosen together; each is alone", len(batch))
+            return batch, {}
+        return batch, {scheduled.sequence.order: token for (scheduled, _), token in zip(greedy, tokens, strict=True)}
 
     def _sample_one(self, scheduled: ScheduledTokens, rows: torch.Tensor, greedy: int | None) -> None:
         sequence = scheduled.sequence
@@ -147,17 +195,11 @@ def _shows_logprobs(scheduled: ScheduledTokens) -> bool:
     return scheduled.sequence.params.logprobs is not None
 
 
-def _brought(batch: Seq[tuple[ScheduledTokens, torch.Tensor]]) -> Seq[tuple[ScheduledTokens, torch.Tensor]]:
-    """The batch with the rows that are sampled from, of all entries, brought to the host in one copy."""
-    if all(rows.device.type == "cpu" for _, rows in batch):
-        return batch
-    wanted = [rows[-1 - len(scheduled.draft) :] for scheduled, rows in batch]
-    try:
-        brought = torch.cat(wanted).cpu().split([len(rows) for rows in wanted])
-    except Exception:
-        logger.exception("logits of %d sequences could not be brought together; each is alone", len(batch))
-        return batch
-    return [(scheduled, rows) for (scheduled, _), rows in zip(batch, brought, strict=True)]
+def _on_host(tensor: torch.Tensor, wait: bool) -> tuple[torch.Tensor, Event]:
+    """A tensor on the host, and when it is there."""
+    if wait or not has_streams(tensor.device):
+        return tensor.cpu(), PAST
+    return tensor.to("cpu", non_blocking=True), compute_mark(tensor.device)
 
 
 # --- one token ----------------------------------------------------------------------------------------
@@ -165,10 +207,19 @@ def _brought(batch: Seq[tuple[ScheduledTokens, torch.Tensor]]) -> Seq[tuple[Sche
 
 def likeliest(logits: torch.Tensor) -> list[int | None]:
     """The likeliest token of each row of ``logits`` [rows, vocabulary], the lowest id among equals; None for NaN."""
+    return _tokens_of(likeliest_ids(logits))
+
+
+def _tokens_of(ids: torch.Tensor) -> list[int | None]:
+    return [None if token < 0 else token for token in ids.tolist()]
+
+
+def likeliest_ids(logits: torch.Tensor) -> torch.Tensor:
+    """As `likeliest`, on the device of ``logits``; -1 for NaN."""
     tokens = logits.argmax(dim=-1)
     # argmax treats NaN as the largest value.
     broken = logits.gather(-1, tokens[:, None])[:, 0].isnan()
-    return [None if token < 0 else token for token in tokens.masked_fill(broken, -1).tolist()]
+    return tokens.masked_fill(broken, -1)
 
 
 def choose(sequence: Sequence, logits: torch.Tensor) -> int:

@@ -223,6 +223,7 @@ class Sequence:
         self.on_file: list[BlockFile] = []  # of the prompt's next blocks, to be read
         self.kv: SequenceKV | None = None
         self.phase = SequencePhase.WAITING
+        self.in_flight = False  # a step computes it: until that has landed, it keeps its memory and is in no other
         # Each sequence has its own generator: draws of other requests must not change its own.
         self.rng = random.Random(seed * 1_000_003 + index)
         self.stream: Any = None  # OutputStream, set by the engine core

@@ -15,6 +15,7 @@ from bigmodel.errors import ServeError
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool, round_up
 from bigmodel.server.engine.kv.prefix import PrefixCache
 from bigmodel.server.engine.scheduling.request import Sequence, SequencePhase
+from bigmodel.server.engine.scheduling.step_limits import StepLimits
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class ScheduledTokens:
     def samples(self) -> bool:
         """Whether this step computes the sequence's last token, so that the next one can be sampled."""
         return self.tokens == self.sequence.remaining
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a token is sampled from this step's logits."""
+        return self.samples and self.pooled_rows is None
 
     @property
     def all_logits(self) -> bool:
@@ -100,33 +106,60 @@ class Scheduler:
             self.prefix.read_ahead(sequence.request.prompt, sequence.request.adapter)
         self.waiting.append(sequence)
 
-    def schedule(self) -> list[ScheduledTokens]:
+    def schedule(self, limits: StepLimits | None = None) -> list[ScheduledTokens]:
         """The tokens of the next step, oldest sequence first; empty when there is nothing to compute.
+
+        ``limits`` are those of one of several steps in flight; None: of the only one. What is in flight is in no other.
 
         Raises :class:`SchedulingError` when one sequence cannot be scheduled. Once that is finished, call it again.
         """
-        batch = self._decode()
+        limits = limits or StepLimits(self.max_sequences, self.max_batch_tokens)
+        batch = self._decode(limits)
         # Texts that grow wait for no long prompt to be read: neither do they for one to be computed.
         self._readable = RESTORED_BLOCKS if batch else self.pool.capacity
-        batch += self._prefill(self.max_batch_tokens - sum(1 + len(scheduled.draft) for scheduled in batch))
+        tokens = sum(1 + len(scheduled.draft) for scheduled in batch)
+        batch += self._prefill(limits.tokens - tokens, limits.sequences - len(batch))
         return sorted(batch, key=lambda scheduled: scheduled.sequence.order)
 
+    @property
+    def ready(self) -> int:
+        """Sequences that no step computes now, and that may run."""
+        free = sum(not sequence.in_flight for sequence in self.running)
+        return free + min(len(self.waiting), max(0, self.max_sequences - len(self.running)))
+
+    @property
+    def tokens_at_hand(self) -> int:
+        """Tokens that wait to be computed or are computed now, at most those of a step."""
+        running = sum(sequence.remaining for sequence in self.running)
+        admitted = self.waiting[: max(0, self.max_sequences - len(self.running))]
+        return min(self.max_batch_tokens, running + sum(map(len, admitted)))
+
+    def landed(self, sequence: Sequence) -> None:
+        """A step that computed the sequence has ended; if that was finished meanwhile, free what it holds."""
+        sequence.in_flight = False
+        if sequence.phase is SequencePhase.FINISHED and sequence.kv is not None:
+            self._release(sequence)
+
     def finish(self, sequence: Sequence) -> None:
-        """Remove a sequence, waiting or running, and free what it holds."""
+        """Remove a sequence, waiting or running, and free what it holds: once it has landed, if it is in flight."""
         if sequence.phase is SequencePhase.WAITING:
             self.waiting.remove(sequence)
         elif sequence.phase is SequencePhase.RUNNING:
             self.running.remove(sequence)
-            self._release(sequence)
+            if not sequence.in_flight:
+                self._release(sequence)
         sequence.phase = SequencePhase.FINISHED
 
     # --- decode: one token, and its draft, of every sequence that generates -----------------------------
 
-    def _decode(self) -> list[ScheduledTokens]:
-        batch = []
+    def _decode(self, limits: StepLimits) -> list[ScheduledTokens]:
+        batch: list[ScheduledTokens] = []
+        most = min(limits.sequences, limits.tokens)
         # One prompt block of the budget stays free for prefill: drafts never hold prompts up.
         draft_budget = self.max_batch_tokens - self.max_sequences - PROMPT_BLOCK
-        for sequence in [s for s in self.running if s.decoding]:
+        for sequence in [s for s in self.running if s.decoding and not s.in_flight]:
+            if len(batch) == most:
+                break
             with _on_behalf_of(sequence):
                 # The iterations before this one may have preempted it.
                 if sequence.phase is SequencePhase.RUNNING and self._reserve(sequence):
@@ -144,14 +177,18 @@ class Scheduler:
 
     # --- prefill: prompts that were begun, then new sequences --------------------------------------------
 
-    def _prefill(self, budget: int) -> list[ScheduledTokens]:
-        batch = []
-        for sequence in [s for s in self.running if not s.decoding]:
+    def _prefill(self, budget: int, sequences: int) -> list[ScheduledTokens]:
+        batch: list[ScheduledTokens] = []
+        for sequence in [s for s in self.running if not s.decoding and not s.in_flight]:
+            if len(batch) == sequences:
+                break
             tokens = self._chunk(sequence, budget)
             if tokens:
                 batch.append(ScheduledTokens(sequence, tokens))
                 budget -= tokens
         while self.waiting and len(self.running) < self.max_sequences and budget >= PROMPT_BLOCK:
+            if len(batch) == sequences:
+                break
             sequence = min(self.waiting, key=self._turn)
             with _on_behalf_of(sequence):
                 if self._shares_unfinished_prompt(sequence) or not self._admit(sequence):
@@ -251,10 +288,13 @@ class Scheduler:
     # --- preempt: the youngest sequence gives way --------------------------------------------------------
 
     def _reserve(self, sequence: Sequence) -> bool:
-        """Hold positions for all tokens of a running sequence; False when it had to give way itself."""
+        """Hold positions for all tokens of a running sequence; False when it had to give way itself, or has to wait for
+        one that is in flight."""
         assert sequence.kv is not None
         while not self._extend(sequence.kv, round_up(len(sequence))):
             youngest = self.running[-1]
+            if youngest.in_flight:
+                return False
             self._preempt(youngest)
             if youngest is sequence:
                 return False

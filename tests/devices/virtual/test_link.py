@@ -11,6 +11,7 @@ from bigmodel.devices.virtual import VirtualLink
 from bigmodel.errors import DeviceError
 
 link_module = importlib.import_module("bigmodel.devices.virtual.link")  # `virtual.link` is a function
+clock_module = importlib.import_module("bigmodel.devices.virtual.clock")
 
 
 def test_a_copy_takes_at_least_the_time_of_its_bytes() -> None:
@@ -40,7 +41,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        for module in (streams, link_module):
+        for module in (streams, link_module, clock_module):
             monkeypatch.setattr(module, "time", self)
 
     def perf_counter(self) -> float:

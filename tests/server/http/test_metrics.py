@@ -8,6 +8,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bigmodel.dispatch import dispatch_model
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.tiny import tiny_model
 
@@ -76,3 +77,18 @@ def test_the_plan_route_shows_placement_and_the_engine() -> None:
         assert cpu["kv_capacity"] <= 64 << 20
         engine = shown["engine"]
         assert (engine["state"], engine["max_sequences"], engine["generated_tokens"]) == ("running", 3, 5)
+
+
+@pytest.mark.virtual_only("several accelerators")
+@pytest.mark.usefixtures("accelerators")
+def test_the_bubbles_of_stages_are_shown() -> None:
+    places = {"model.embed_tokens": "virtual:0", "model.rotary_emb": "virtual:0", "model.layers.0": "virtual:0"}
+    places |= {"model.layers.1": "virtual:1", "model.norm": "virtual:1", "lm_head": "virtual:1"}
+    with serving(tiny_app(dispatch_model(tiny_model(), places), engine={"steps_in_flight": 2})) as url:
+        assert complete(url).status_code == 200
+        for device in ("virtual:0", "virtual:1"):
+            assert value(url, "bigmodel_stage_busy_seconds_total", device=device) > 0
+            assert value(url, "bigmodel_stage_active_seconds_total", device=device) > 0
+            assert 0 <= value(url, "bigmodel_stage_idle_ratio", device=device) < 1
+        stages = httpx.get(f"{url}/plan").json()["engine"]["stages"]
+        assert (stages["most"], len(stages["devices"])) == (2, 2)

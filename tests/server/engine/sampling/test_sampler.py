@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigmodel.devices import virtual
 from bigmodel.server.engine.core import OutputStream
 from bigmodel.server.engine.sampling.sampler import NotNumbersError, Sampler, choose, likeliest, logprob_of
 from bigmodel.server.engine.scheduling.request import Delta, Observer, Request, Sequence, SequencePhase
@@ -175,6 +176,19 @@ def test_greedy_and_drawn_tokens_are_chosen_side_by_side() -> None:
     assert (greedy.output, drawn.output) == ([7], [9])
     assert told.sampler.counts.generated == 2
     assert [delta.token_ids for delta in told.deltas] == [(7,), (9,)]
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_what_is_sampled_from_may_be_on_its_way_meanwhile(temperature: float, accelerators: None) -> None:
+    virtual.enable(1, strict=True, late_compute=True)
+    told, sequence = Told(), running(temperature=temperature, seed=0)
+    rows = logits(7).to("virtual:0")
+    before = virtual.host_waits()
+    arriving = told.sampler.begin([(ScheduledTokens(sequence, 1), rows)], wait=False)
+    assert virtual.host_waits().since(before) == (0, 0, 0)
+    assert sequence.output == []
+    told.sampler.finish(arriving)
+    assert sequence.output == [7]
 
 
 def test_nan_logits_fail_only_their_own_request() -> None:

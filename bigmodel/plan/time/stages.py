@@ -1,0 +1,42 @@
+"""Predicted seconds of a step on each of the devices that its parts are resident on, by its number of tokens."""
+
+from __future__ import annotations
+
+from ..memory.assignment import STEP, Assignment
+from ..result.budgets import Key, is_accelerator
+from ..result.stages import ResidentStages
+from .cost import CostModel
+from .speculation import pass_over
+
+TOKENS = tuple(2**power for power in range(11))
+"""Numbers of tokens whose seconds are predicted."""
+
+
+def predict_stages(cost: CostModel, assignment: Assignment) -> ResidentStages | None:
+    """Return the predicted seconds of steps on each device; None unless all parts of a model that generates are
+    resident on several accelerators."""
+    phases = cost.profile.phases
+    devices = stage_devices(assignment)
+    if len(devices) < 2 or not phases or phases[-1].name != STEP:
+        return None
+    seconds = []
+    for tokens in TOKENS:
+        compute = pass_over(cost, assignment, tokens).compute
+        seconds.append((tokens, tuple(compute.get(device, 0.0) for device in devices)))
+    return ResidentStages(devices, tuple(seconds), _launch_seconds(cost, assignment))
+
+
+def stage_devices(assignment: Assignment) -> tuple[Key, ...]:
+    """Return the accelerators that all units are resident on, in the order in which a step first comes to them; none
+    if any unit is not."""
+    resident = all(
+        is_accelerator(execution) and storage == execution
+        for storage, execution in zip(assignment.storage, assignment.execution, strict=True)
+    )
+    return tuple(dict.fromkeys(assignment.execution)) if resident else ()
+
+
+def _launch_seconds(cost: CostModel, assignment: Assignment) -> float:
+    works = cost.units.works[-1]
+    speeds = [cost.units.machine.device(cost.units.name(key)) for key in assignment.execution]
+    return sum(len(works.get(unit, ())) * speed.call for unit, speed in enumerate(speeds))

@@ -1,0 +1,24 @@
+"""Steps in flight over two and four stages, against one stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .answering import answer, limit, rows
+
+
+@pytest.mark.virtual_only("several accelerators of a set speed")
+@pytest.mark.slow
+def test_stages_at_once_are_held_against_one(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(["stages"], workdir, capsys)
+    assert [row["stages"] for row in rows(found)] == [1, 2, 2, 1, 4, 4]
+    assert [row["steps"] for row in rows(found)] == ["one stage", "in turns", "at once"] * 2
+    for count, at_once in ((2, rows(found)[2]), (4, rows(found)[5])):
+        assert at_once["sequences"] == 2 * count
+        assert 0 <= at_once["worst bubble"] < 1
+        measured = limit(found, f"of {count} stages")
+        assert measured["bound"] == 0.85
+        assert measured["measured"] == pytest.approx(at_once["of one stage's"] / count)
+    assert limit(found, "other tokens")["measured"] == 0
