@@ -15,7 +15,7 @@ import torch
 
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.sampling.expressions import Expression, schemas_in
-from bigmodel.server.engine.sampling.grammar_worker import CompileError, GrammarWorker
+from bigmodel.server.engine.sampling.grammar_worker import CompileError, GrammarWorker, WorkerEndedError
 from bigmodel.server.engine.sampling.kept import Kept
 
 # Bounds of a schema: compile time grows with the square of each.
@@ -104,7 +104,7 @@ class GrammarCompiler:
         self._worker.close()
 
     def _compiled(self, text: str) -> tuple[Grammar, int] | str:
-        """Compile an expression and keep the grammar, or why there is none."""
+        """Compile an expression and keep the grammar, or what is wrong with it."""
         import xgrammar
 
         found: tuple[Grammar, int] | str
@@ -115,6 +115,8 @@ class GrammarCompiler:
             else:
                 compiled = self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(ready.text))
             found = Grammar(compiled, self._vocabulary_size, self._stops), compiled.memory_size_bytes
+        except WorkerEndedError as error:
+            return str(error)
         except CompileError as error:
             found = str(error)
         self._kept.put(text, found)

@@ -78,6 +78,10 @@ class CompileError(ServeError):
     """A schema was not compiled; the message says why."""
 
 
+class WorkerEndedError(CompileError):
+    """The process that compiles was ended from outside; the schema is not at fault."""
+
+
 @dataclass(frozen=True)
 class CompiledText:
     """A grammar that has been compiled: as xgrammar serialises it, or its own text."""
@@ -108,7 +112,8 @@ class GrammarWorker:
             expression: JSON text of it, see :mod:`bigmodel.server.engine.sampling.expressions`.
 
         Raises:
-            CompileError: the schema is wrong, takes too much, or ended the worker.
+            CompileError: the schema is wrong or takes too much.
+            WorkerEndedError: the worker was ended; the next call starts it again.
         """
         with self._lock:
             pipe = self._running()
@@ -148,7 +153,7 @@ class GrammarWorker:
             answer: dict[str, Any] = json.loads(pipe.recv_bytes())
         except (EOFError, OSError) as error:
             self._end()
-            raise CompileError("the process that compiles it ended; try again") from error
+            raise WorkerEndedError("the process that compiles it ended; try again") from error
         return answer
 
     def _end(self) -> None:
