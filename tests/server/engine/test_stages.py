@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import ServeError
@@ -260,6 +260,7 @@ def test_an_operation_that_fails_after_its_launch_fails_the_requests_of_its_step
 @pytest.mark.parametrize("accelerators", [2, 4])
 def test_peaks_stay_within_the_plan(accelerators: int) -> None:
     virtual.enable(accelerators)
+    others = [memory_allocated(f"virtual:{index}") for index in range(accelerators)]  # of other tests
     shape: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 512}
     model = tiny_model(layers=4, **shape)
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -278,7 +279,7 @@ def test_peaks_stay_within_the_plan(accelerators: int) -> None:
         assert tokens == oracle.generate(twin, tiny_tokenizer(), request.prompt, request.params)
     for index in range(accelerators):
         device = made.devices[index]
-        assert max_memory_allocated(f"virtual:{index}") <= device.total <= device.budget
+        assert max_memory_allocated(f"virtual:{index}") - others[index] <= device.total <= device.budget
 
 
 def test_stages_are_timed() -> None:
