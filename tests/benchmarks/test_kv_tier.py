@@ -20,4 +20,4 @@ def test_a_step_is_held_against_its_bound_and_its_logits_are_equal(
     assert held["measured"] == pytest.approx(planned / max(device, link))
     assert held["bound"] == 1.05
     assert limit(found, "step of the server")["measured"] == pytest.approx(as_served / max(served, link))
-    assert [each["measured"] for each in found["limits"] if "differ" in each["name"]] == [0, 0]
+    assert [each["measured"] for each in found["limits"] if "differ" in each["what"]] == [0, 0]
