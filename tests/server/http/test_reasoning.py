@@ -59,7 +59,8 @@ def test_a_budget_is_of_reasoning_that_ends_with_a_tag() -> None:
     made = reasoning_budget(5, AnswerFormat(ModelFormats(None, "think"), opened=True), codec)
     assert made is not None
     assert (made.tokens, made.tags, made.opened) == (5, ("<think>", "</think>"), True)
-    for form in (None, AnswerFormat(ModelFormats()), AnswerFormat(ModelFormats(None, "think"), forced=True)):
+    assert reasoning_budget(5, AnswerFormat(ModelFormats(None, "think"), forced=True), codec) is not None
+    for form in (None, AnswerFormat(ModelFormats()), AnswerFormat(ModelFormats(None, "think"), closed=True)):
         assert reasoning_budget(5, form, codec) is None
     with pytest.raises(APIError) as refused:
         reasoning_budget(5, AnswerFormat(ModelFormats(None, "harmony")), codec)
