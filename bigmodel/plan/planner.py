@@ -395,7 +395,8 @@ class _Request:
         """Return the plan of an assignment, with the seconds of passes that verify proposed tokens if any are, and of
         stages if it has several."""
         made = assemble(profile, assignment, **known)
-        if not (self.draft_tokens or stage_runs(made)):
+        several = len(set(assignment.execution)) > 1
+        if not (self.draft_tokens or (several and stage_runs(made))):
             return made
         from .time.speculation import predict_speculation
         from .time.stages import predict_stages

@@ -133,7 +133,7 @@ def _usage_of_tensors(profile: Profile, assignment: Assignment) -> MemoryUsage:
     if profile.kv_on_host:
         for device, purpose, nbytes in kv_on_host(profile, assignment.execution, assignment.caching):
             usage.add(device, purpose, nbytes)
-    for device, sizes in gathered_kv(profile, assignment.execution).items():
+    for device, sizes in (gathered_kv(profile, assignment.execution) if profile.gathers_kv else {}).items():
         usage.add(device, ACTIVATIONS, sum(map(block_bytes, sizes) if device in assignment.caching else sizes))
     peaks = _peaks(profile, assignment)
     for device, nbytes in _kv_cache(profile, assignment).items():
@@ -279,7 +279,7 @@ def _add_reserved(usage: MemoryUsage, profile: Profile, assignment: Assignment) 
             memories[device].take(nbytes)
     for device, memory in memories.items():
         fetched = kv_slots(profile, assignment.execution).get(device, []) if profile.kv_on_host else []
-        gathered = gathered_kv(profile, assignment.execution).get(device, [])
+        gathered = gathered_kv(profile, assignment.execution).get(device, []) if profile.gathers_kv else []
         for nbytes in (*usage.shared_tensors(device), *fetched, *gathered):
             memory.take(nbytes)
         workspace = assignment.caching[device].workspace
