@@ -395,8 +395,8 @@ class _Request:
         """Return the plan of an assignment, with the seconds of passes that verify proposed tokens if any are, and of
         stages if it has several."""
         made = assemble(profile, assignment, **known)
-        several = len(set(assignment.execution)) > 1
-        if not (self.draft_tokens or (several and stage_runs(made))):
+        in_stages = len(set(assignment.execution)) > 1 and bool(stage_runs(made))
+        if not (self.draft_tokens or in_stages):
             return made
         from .time.speculation import predict_speculation
         from .time.stages import predict_stages
@@ -406,7 +406,7 @@ class _Request:
         return replace(
             made,
             speculation=predict_speculation(cost, assignment, self.draft_tokens),
-            stages=predict_stages(cost, assignment),
+            stages=predict_stages(cost, assignment) if in_stages else None,
         )
 
     def _greedy(self, profile: Profile, capacity: Capacity) -> tuple[Capacity, Assignment]:

@@ -224,7 +224,7 @@ def positions_of_slots(plan: Any) -> int:
     sequences have, and those that it leaves memory for."""
     if plan is None or not plan.kv_on_host:
         return ANY_NUMBER
-    return int(plan.context_length * (plan.max_sequences() or plan.batch_size))
+    return max(int(plan.context_length * (plan.max_sequences() or plan.batch_size)), GROWTH)
 
 
 def claimed_bytes(plan: Any, options: EngineOptions) -> dict[int | str, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -124,7 +124,7 @@ class HostPages:
     def begin(self, readings_of: Callable[[torch.device, int | None], Seq[Reading]]) -> None:
         """Start copying what a step reads first, as far as that is known from an earlier one."""
         for device, link in self._links.items():
-            link.begin(lambda window, device=device: readings_of(device, window), self._pages)  # type: ignore[misc]
+            link.begin(partial(readings_of, device), self._pages)
 
     def _make(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         if layer not in self._pages:
