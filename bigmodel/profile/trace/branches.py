@@ -47,6 +47,11 @@ class Answers:
         self._turns[place] += 1
         return answer if self._turns[place] <= MOST_TURNS else not answer
 
+    @property
+    def asked(self) -> int:
+        """How often an answer was asked for."""
+        return self._turns.total()
+
     def at(self, place: Place) -> bool:
         """Return the answer at a place."""
         return self._given.get(place, self._otherwise)

@@ -34,6 +34,7 @@ from .extrapolate import CannotExtrapolate, LayerSample, extrapolate, find_layer
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
 from .recordings import SHARED, Recording, structure
+from .replaying import ReplayingRecorder
 from .session import (
     BroughtToWeights,
     Session,
@@ -162,7 +163,8 @@ def dry_run(
         dtypes: dtype by `id` of a tensor, for those that will be cast when loaded.
         example: arguments of forward, for a model whose config does not describe its inputs. Values of floating point
             samples are not read.
-        every_layer: run every layer of a deep model instead of extrapolating from a few; slower, same result.
+        every_layer: run every layer of a deep model, and every call of its modules, instead of extrapolating from a few
+            and replaying repeated calls; slower, same result.
         packed: weights are computed packed where the host can.
 
     Returns:
@@ -190,7 +192,7 @@ def _dry_run(
         return []
     samples = [] if every_layer else find_layer_samples(model, units)
     given = None if example is None else Use(partial(use_sample, args=example[0], kwargs=example[1]))
-    clones = [_Clone(model, units, device, dtypes, chosen, packed) for chosen in _choices(samples)]
+    clones = [_Clone(model, units, device, dtypes, chosen, packed, every_layer) for chosen in _choices(samples)]
     attempts = _Attempts(clones, workload)
     found: list[Phase] = []
     known: dict[str, bool] = {}  # by kind of media: whether a use with it has been recorded
@@ -317,9 +319,11 @@ class _Clone:
         dtypes: Mapping[int, torch.dtype],
         samples: Sequence[LayerSample],
         packed: bool,
+        every_call: bool,
     ) -> None:
         self._model, self._units, self._device, self._dtypes, self._samples = model, units, device, dtypes, samples
         self._packed = packed
+        self._kind = Recorder if every_call else ReplayingRecorder
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._missed = True
         self._recorded = 0
@@ -395,7 +399,9 @@ class _Clone:
 
     def _run(self, use: Use, workload: Workload, values: Values) -> Recording:
         clone = self._clone
-        recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]), values, self._device)
+        recorder = self._kind(iter([*clone.parameters(), *clone.buffers()]), values, self._device)
+        if isinstance(recorder, ReplayingRecorder):
+            recorder.replay_calls(clone)
         self._follow_units(recorder)
         missing = self._watch_ends()
         session = Session(clone, recorder, workload, self._device)

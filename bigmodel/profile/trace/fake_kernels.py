@@ -362,14 +362,35 @@ def _mode_of(arguments: list[torch.Tensor]) -> FakeTensorMode:
 def _make_one(result: _Result, arguments: list[torch.Tensor], mode: FakeTensorMode) -> torch.Tensor:
     if result.returned and result.viewed is not None:
         return arguments[result.viewed]
+    if result.viewed is not None:
+        memory = arguments[result.viewed].untyped_storage()
+        where = result.shape, result.strides, result.offset
+        return fake_view(memory, where, result.dtype, result.device, mode)
     with torch._C._DisableTorchDispatch():
-        if result.viewed is None:
-            tensor = torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device=_ON_META)
-        else:
-            memory = arguments[result.viewed].untyped_storage()
-            tensor = torch.empty(0, dtype=result.dtype, device=_ON_META)
-            tensor.set_(memory, result.offset, result.shape, result.strides)
+        tensor = torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device=_ON_META)
     return _as_fake(tensor, mode, result.device)
+
+
+def fake_view(
+    memory: torch.UntypedStorage,
+    where: tuple[tuple[int, ...], tuple[int, ...], int],
+    dtype: torch.dtype,
+    device: torch.device,
+    mode: FakeTensorMode,
+) -> FakeTensor:
+    """Return a fake tensor of the mode in the memory of others.
+
+    Args:
+        memory: a storage on meta.
+        where: shape, strides, and offset in it, in elements.
+        dtype: its dtype.
+        device: the device that it reports.
+        mode: its mode.
+    """
+    with torch._C._DisableTorchDispatch():
+        tensor = torch.empty(0, dtype=dtype, device=_ON_META)
+        tensor.set_(memory, where[2], where[0], where[1])  # type: ignore[call-overload]
+    return _as_fake(tensor, mode, device)
 
 
 def new_fake(shape: torch.Size, dtype: torch.dtype, device: torch.device, mode: FakeTensorMode) -> FakeTensor:

@@ -293,7 +293,7 @@ class Recorder(TorchDispatchMode):
             self.events.append(Allocate(number, nbytes, OUTSIDE, read, weights=alone))
         else:
             self.events.append(Allocate(number, nbytes, read[0][0] if read else OUTSIDE, read[1:]))
-        self._references[number] = weakref.ref(storage, self._death_of(key, number))
+        self._references[number] = self._watching(storage, number)
         return number
 
     def unit_of(self, weight: torch.Tensor) -> int | None:
@@ -520,13 +520,29 @@ class Recorder(TorchDispatchMode):
             before: takes its arguments and returns those that it is called with.
             after: takes its output and arguments and returns what its caller gets.
         """
+
+        def recorded(method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            args, kwargs = before(args, kwargs)
+            return after(method(*args, **kwargs), args, kwargs)
+
+        self._wrap_call(module, recorded, name)
+
+    def _wrap_call(
+        self, module: nn.Module, run: Callable[[Callable[..., Any], Any, Any], Any], name: str = "forward"
+    ) -> None:
+        """Replace a module's forward or another method until `unfollow`.
+
+        Args:
+            module: the module.
+            run: takes the method, its positional and its keyword arguments, and returns what its caller gets.
+            name: the method.
+        """
         method = getattr(module, name)
         self._wrapped.append((module, name, module.__dict__.get(name)))
 
         @functools.wraps(method)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = before(args, kwargs)
-            return after(method(*args, **kwargs), args, kwargs)
+            return run(method, args, kwargs)
 
         module.__dict__[name] = recorded
 
@@ -592,14 +608,17 @@ class Recorder(TorchDispatchMode):
 
         return forget
 
-    def _death_of(self, key: int, number: int) -> Callable[[Any], None]:
+    def _watching(self, storage: torch.UntypedStorage, number: int) -> weakref.ref[Any]:
+        """Return the reference to a storage of this number that records its end."""
+        key = storage._cdata
+
         def died(_: Any) -> None:
             self.events.append(Free(number))
             self._references.pop(number, None)
             if self._numbers.get(key) == number:
                 del self._numbers[key]
 
-        return died
+        return weakref.ref(storage, died)
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

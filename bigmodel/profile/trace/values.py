@@ -92,6 +92,13 @@ def _on_host(value: Any, of: Callable[[torch.Tensor], Any]) -> Any:
     return torch.device("cpu") if kind is torch.device and value.type != "meta" else value
 
 
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the value of a fake tensor, or what it counts if its value is unknown; None if nothing is known of it."""
+    own = vars(tensor)
+    found: torch.Tensor | None = own.get(VALUE, own.get(COUNT))
+    return found
+
+
 class UnknownValue(Exception):
     """A forward reads a number that depends on weights or on floating point samples."""
 
@@ -109,6 +116,11 @@ class Values:
     def __init__(self, answers: Answers | None = None) -> None:
         self.answers = answers
         self._overwritten: dict[int, torch.Tensor] = {}  # by storage: values into which unknown ones were written
+
+    @property
+    def asked(self) -> int:
+        """How often an unknown condition was read."""
+        return 0 if self.answers is None else self.answers.asked
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the value of a tensor on the host; None if it is unknown."""

@@ -1,0 +1,373 @@
+"""A recorder that replays calls of modules: one that repeats an earlier call records the same events without running.
+
+Layers of one kind do the same at the same shapes, in a padded prompt and in one without padding, and so do the norms
+and projections of one layer. A call is replayed if a module of equal structure was called with arguments of equal shapes
+and if that call did nothing but return new tensors: what it allocated is freed or returned, no unknown condition was
+asked for, no weight from outside was read, and no attribute of a module was set. All other calls run: those of
+attention with a cache among them.
+
+What is recorded is equal to what `Recorder` records, event by event.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, is_dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .events import OUTSIDE, Allocate, Event, Free, Operation, Route, Routed, Scratch
+from .fake_kernels import fake_view
+from .recorder import Recorder
+from .values import known_value
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes that every module has: its tensors and modules, which are compared by shape and structure, and hooks."""
+
+_HOOKS = frozenset(name for name in _OF_MODULES if name.endswith("_hooks"))
+
+_POSITIONS = frozenset({"layer_idx", "layer_id", "layer_index"})
+"""Attributes that say which layer a module belongs to: layers of one kind do the same."""
+
+_REPLACED = frozenset({"forward", "_apply"})
+"""Methods that the recorder and the fake clone replace."""
+
+_UNCHANGING = (type, FunctionType, MethodType, BuiltinFunctionType, functools.partial, torch.Tensor, nn.Module)
+"""Types of attributes that have no settings that a forward reads."""
+
+_SCALARS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+"""Types of arguments that are compared by value."""
+
+_OWN = -1
+"""Role of the unit that runs, in place of its number; other units are named by the first argument that they made."""
+
+_PLAIN_EVENTS = (Operation, Scratch, Route, Routed)
+"""Events that name no storage and no unit."""
+
+
+@dataclass(frozen=True)
+class _Output:
+    """A tensor that a call returns.
+
+    Attributes:
+        given: position of the argument that it is; None: a new tensor.
+        storage: its storage, counted from the first that the call allocates.
+    """
+
+    given: int | None = None
+    storage: int = 0
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a call has recorded. Its storages are numbered from 0.
+
+    Attributes:
+        events: its events; an allocation is (storage, bytes), a freed storage its number.
+        storages: storages that it allocates.
+        on_host: those of them in host memory.
+        outputs: what it returns, and the type of the sequence; None: a single tensor.
+        sizes: bytes of the storages of its outputs.
+        gathered: as `Recorder.gathered`, with roles in place of units.
+    """
+
+    events: tuple[Event | tuple[int, int] | int, ...]
+    storages: int
+    on_host: frozenset[int]
+    outputs: tuple[_Output, ...]
+    kind: type | None
+    sizes: Mapping[int, int]
+    gathered: frozenset[frozenset[int]]
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """The arguments of a call.
+
+    Attributes:
+        key: value that is equal for arguments with which modules do the same.
+        tensors: the tensors among them.
+        roles: role of each unit that made one of them.
+    """
+
+    key: tuple[Hashable, ...]
+    tensors: list[FakeTensor]
+    roles: dict[int, int]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A module whose calls may be replayed.
+
+    Attributes:
+        structure: number that is equal for modules that do the same; None: calls of this one are not replayed.
+        states: the modules in it, and itself, each with its state (`_state_of`) when `structure` was found.
+    """
+
+    structure: int | None
+    states: tuple[tuple[nn.Module, tuple[object, ...]], ...]
+
+    def is_unchanged(self) -> bool:
+        """Return whether no attribute has been set since."""
+        return all(_state_of(module) == state for module, state in self.states)
+
+
+class ReplayingRecorder(Recorder):
+    """A `Recorder` that replays repeated calls of the modules given to `replay_calls`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._calls: dict[Hashable, _Call] = {}
+        self._structures: dict[Hashable, int] = {}
+        self._known_modules: dict[int, _Known] = {}
+        self._objects: dict[int, Any] = {}  # what modules read beside tensors: configs
+        self._settings = 0
+
+    def replay_calls(self, model: nn.Module) -> None:
+        """Replay repeated calls of the modules in `model`; call it before modules are followed."""
+        for module in model.modules():
+            self._objects.update((id(value), value) for value in vars(module).values() if _has_settings(value))
+            if "forward" in vars(module):
+                self._known_modules[id(module)] = _Known(None, ())
+            elif type(module).forward is not nn.Module.forward:
+                self._wrap_call(module, functools.partial(self._replayed, module))
+
+    def _known_module(self, module: nn.Module) -> _Known:
+        found = self._known_modules.get(id(module))
+        if found is None:
+            self._known_modules[id(module)] = _Known(None, ())  # of one that contains itself
+            found = self._known_modules[id(module)] = self._examined(module)
+        return found
+
+    def _examined(self, module: nn.Module) -> _Known:
+        """Return what is known of a module that is called for the first time."""
+        own = vars(module)
+        if any(own[name] for name in _HOOKS):
+            return _Known(None, ())
+        parts: list[Hashable] = [type(module), module.training]
+        for name, value in own.items():
+            if name in _OF_MODULES or name in _POSITIONS or name in _REPLACED:
+                continue
+            if _has_settings(value) and id(value) not in self._objects:
+                return _Known(None, ())
+            parts.append((name, _compared(value)))
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            shape = None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
+            parts.append((name, shape, id(known_value(tensor)) if tensor is not None else None))
+        states = [(module, _state_of(module))]
+        for name, child in module._modules.items():
+            known = None if child is None else self._known_module(child)
+            if known is not None and known.structure is None:
+                return known
+            parts.append((name, None if known is None else known.structure))
+            states += () if known is None else known.states
+        return _Known(self._structures.setdefault(tuple(parts), len(self._structures)), tuple(states))
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call of the whole model, see `Recorder.call`."""
+        settings = tuple(tuple(map(id, vars(each).values())) for each in self._objects.values())
+        self._settings = self._structures.setdefault(settings, len(self._structures))
+        return super().call(*args, **kwargs)
+
+    def _replayed(self, module: nn.Module, method: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of a call of `method`, the forward of a module: replayed if it repeats one."""
+        if not self._in_forward or torch.is_grad_enabled():
+            return method(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            given = self._arguments(args, kwargs)
+            known = None if given is None else self._known_module(module)
+        if given is None or known is None or known.structure is None or not known.is_unchanged():
+            return method(*args, **kwargs)
+        key = known.structure, given.key, self._settings, self._choice, torch.get_default_dtype()
+        call = self._calls.get(key)
+        if call is not None:
+            with torch._C.DisableTorchFunction():
+                return self._replay(call, given)
+        begin, first, choice, asked = len(self.events), self._count, self._choice, self.values.asked
+        gathered, self.gathered = self.gathered, set()
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            added, self.gathered = self.gathered, gathered | self.gathered
+        if self.values.asked == asked and self._choice == choice and known.is_unchanged():
+            with torch._C.DisableTorchFunction():
+                after = self._arguments(args, kwargs)
+                call = self._call_since(begin, first, given, output, added)
+            if call is not None and after is not None and after.key == given.key:
+                self._calls[key] = call
+        return output
+
+    @property
+    def _in_forward(self) -> bool:
+        """Whether the forward of one unit runs: there operations lie on its device."""
+        return len(self._units) == 1 and not (self._methods or self._at_inputs or self._in_function)
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments | None:
+        """Return the arguments of a call; None if one is neither a plain value nor a tensor of unknown value that is
+        recorded."""
+        found = _Arguments((), [], {self._units[-1]: _OWN})
+        key: list[Hashable] = []
+        if self._describe(args, key, found) and self._describe(kwargs.values(), key, found) and found.tensors:
+            return _Arguments((*key, *kwargs), found.tensors, found.roles)
+        return None
+
+    def _describe(self, values: Any, key: list[Hashable], found: _Arguments) -> bool:
+        """Add to the key of arguments what modules do with `values` depends on; return whether that is known."""
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor:
+                number = self.number_of(value)
+                is_plain = value.layout is torch.strided and not (value.is_conj() or value.is_neg())
+                if number == OUTSIDE or number in self._of_weights or not is_plain or known_value(value) is not None:
+                    return False
+                for place, other in enumerate(found.tensors):
+                    if other is not value and self.number_of(other) == number:
+                        return False
+                    if other is value:
+                        key.append(place)
+                maker = self._makers.get(number)
+                role = None if maker is None else found.roles.setdefault(maker, len(found.tensors))
+                found.tensors.append(value)
+                place = value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes()
+                key += (*place, value.dtype, value.fake_device, value.requires_grad, role)
+            elif kind in _SCALARS:
+                key += (kind, value)
+            elif kind is tuple or kind is list:
+                key += (kind, len(value))
+                if not self._describe(value, key, found):
+                    return False
+            else:
+                return False
+        return True
+
+    def _call_since(
+        self, begin: int, first: int, given: _Arguments, output: Any, gathered: set[frozenset[int]]
+    ) -> _Call | None:
+        """Return the call that has just run; None if it did more than to return new tensors.
+
+        Args:
+            begin: position of its first event.
+            first: number of its first storage.
+            given: its arguments.
+            output: what it returned.
+            gathered: as `Recorder.gathered`, of this call.
+        """
+        events: list[Event | tuple[int, int] | int] = []
+        alive: dict[int, int] = {}
+        for event in self.events[begin:]:
+            if isinstance(event, Allocate) and event == Allocate(event.storage, event.nbytes):
+                alive[event.storage - first] = event.nbytes
+                events.append((event.storage - first, event.nbytes))
+            elif isinstance(event, Free) and event.storage >= first:
+                del alive[event.storage - first]
+                events.append(event.storage - first)
+            elif isinstance(event, _PLAIN_EVENTS):
+                events.append(event)
+            else:
+                return None
+        kind = type(output) if type(output) in (tuple, list) else None
+        outputs = [self._output(tensor, first, given) for tensor in ((output,) if kind is None else output)]
+        returned = {each.storage for each in outputs if each is not None and each.given is None}
+        if None in outputs or returned != alive.keys():
+            return None
+        if not all(unit in given.roles for units in gathered for unit in units):
+            return None
+        return _Call(
+            tuple(events),
+            self._count - first,
+            frozenset(number - first for number in self.on_host if number >= first),
+            tuple(each for each in outputs if each is not None),
+            kind,
+            alive,
+            frozenset(frozenset(given.roles[unit] for unit in units) for units in gathered),
+        )
+
+    def _output(self, tensor: Any, first: int, given: _Arguments) -> _Output | None:
+        """Return what is known of a tensor that a call returned; None if it is no new tensor and no argument."""
+        place = next((place for place, other in enumerate(given.tensors) if other is tensor), None)
+        if place is not None:
+            return _Output(place)
+        if type(tensor) is not FakeTensor or known_value(tensor) is not None or tensor.is_conj() or tensor.is_neg():
+            return None
+        number = self.number_of(tensor)
+        if number < first or tensor.layout is not torch.strided:
+            return None
+        where = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        return _Output(None, number - first, *where, tensor.dtype, tensor.fake_device)
+
+    def _replay(self, call: _Call, given: _Arguments) -> Any:
+        """Record a call again and return its result."""
+        first, unit = self._count, self._units[-1]
+        self._count += call.storages
+        for number, nbytes in call.sizes.items():
+            self._allocated_at[first + number] = len(self.events)
+        for event in call.events:
+            if isinstance(event, tuple):
+                self.events.append(Allocate(first + event[0], event[1]))
+            else:
+                self.events.append(Free(first + event) if isinstance(event, int) else event)
+        self.on_host.update(first + number for number in call.on_host)
+        units = {role: each for each, role in given.roles.items()}
+        self.gathered.update(frozenset(units[role] for role in roles) for roles in call.gathered)
+        memory: dict[int, torch.UntypedStorage] = {}
+        made: list[torch.Tensor] = []
+        for each in call.outputs:
+            if each.given is not None:
+                made.append(given.tensors[each.given])
+                continue
+            if each.storage not in memory:
+                memory[each.storage] = torch.UntypedStorage(call.sizes[each.storage], device="meta")
+            where = each.shape, each.strides, each.offset
+            made.append(fake_view(memory[each.storage], where, each.dtype, each.device, given.tensors[0].fake_mode))
+        for number, storage in memory.items():
+            self._know(storage, first + number, unit)
+        return made[0] if call.kind is None else call.kind(made)
+
+    def _know(self, storage: torch.UntypedStorage, number: int, unit: int) -> None:
+        """Watch a storage that a replayed call of a unit returns."""
+        self._numbers[storage._cdata] = number
+        self._places[number] = self._makers[number] = unit
+        self._references[number] = self._watching(storage, number)
+
+
+def _compared(value: Any) -> Hashable:
+    """Return what is compared of an attribute of a module: the value of a plain one, else which object it is."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return kind, value
+    if kind is dict and all(type(key) is str and type(member) in _SCALARS for key, member in value.items()):
+        return kind, tuple((key, type(member), member) for key, member in value.items())
+    return kind, value if _is_value(value) else id(value)
+
+
+def _is_value(value: Any) -> bool:
+    """Return whether an object is immutable and equal to others of the same content, as a format of weights."""
+    return is_dataclass(value) and not isinstance(value, type) and type(value).__hash__ not in (None, object.__hash__)
+
+
+def _has_settings(value: Any) -> bool:
+    """Return whether an attribute of a module is an object with attributes that may change, as a config."""
+    return hasattr(value, "__dict__") and not isinstance(value, _UNCHANGING) and not _is_value(value)
+
+
+def _state_of(module: nn.Module) -> tuple[object, ...]:
+    """Return what changes if an attribute of a module is set, or a member of one that is a collection."""
+    own = vars(module)
+    found = [*map(id, own.values())]
+    for name, member in own.items():
+        kind = type(member)
+        if kind is dict and name not in _HOOKS:
+            found += map(id, member.values())
+        elif kind is list or kind is set:
+            found += map(id, member)
+    return tuple(found)
