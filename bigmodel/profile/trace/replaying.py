@@ -345,8 +345,10 @@ def _compared(value: Any) -> Hashable:
     kind = type(value)
     if kind in _SCALARS:
         return kind, value
-    if kind is dict and all(type(key) is str and type(member) in _SCALARS for key, member in value.items()):
-        return kind, tuple((key, type(member), member) for key, member in value.items())
+    if kind is dict:
+        return kind, tuple((_compared(key), _compared(member)) for key, member in value.items())
+    if kind is tuple or kind is list:
+        return kind, tuple(map(_compared, value))
     return kind, value if _is_value(value) else id(value)
 
 
