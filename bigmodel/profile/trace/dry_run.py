@@ -442,5 +442,5 @@ class _Clone:
             if id(module) not in followed:
                 followed.add(id(module))
                 for position, experts in enumerate(unit.experts):
-                    recorder.follow_experts(self._clone.get_submodule(experts.name), position, experts.count)
+                    recorder.follow_experts(self._clone.get_submodule(experts.name), position, experts)
                 recorder.follow(module, index, bool(unit.tensors), unit.is_lookup)

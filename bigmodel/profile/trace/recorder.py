@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...devices import HOST
 from ...devices.nested import first_tensor, iter_tensors, map_tensors, spanned_elements
 from ...quantized.experts import QuantizedExperts
-from ..model.experts import RouterChoice, expert_names
+from ..model.experts import ExpertsProfile, RouterChoice
 from ..model.units import methods_of
 from .events import (
     OUTSIDE,
@@ -555,13 +555,13 @@ class Recorder(TorchDispatchMode):
             else:
                 module.__dict__[name] = own
 
-    def follow_experts(self, module: nn.Module, position: int, count: int) -> None:
-        """Record the routing to the `count` experts of `module`, which are at `position` in its unit.
+    def follow_experts(self, module: nn.Module, position: int, experts: ExpertsProfile) -> None:
+        """Record the routing to the experts of `module`, which are at `position` in its unit.
 
         Follow the unit after its experts: it may be the same module.
         """
-        arguments = inspect.signature(type(module).forward)
-        shares = tuple(module.get_parameter(name).nbytes // count for name in expert_names(module))
+        arguments, count = inspect.signature(type(module).forward), experts.count
+        shares = tuple(module.get_parameter(name).nbytes // count for name, _ in experts.slots)
 
         def before(args: Any, kwargs: Any) -> tuple[Any, Any]:
             _, tokens, index, weights = arguments.bind(module, *args, **kwargs).args

@@ -12,7 +12,7 @@ What is recorded is equal to what `Recorder` records, event by event.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -193,6 +193,8 @@ class ReplayingRecorder(Recorder):
         if call is not None:
             with torch._C.DisableTorchFunction():
                 return self._replay(call, given)
+        names = tuple((id(tensor), self.number_of(tensor)) for tensor in given.tensors)
+        given.tensors.clear()  # the call may take one from a list, and free it
         begin, first, choice, asked = len(self.events), self._count, self._choice, self.values.asked
         gathered, self.gathered = self.gathered, set()
         try:
@@ -202,7 +204,7 @@ class ReplayingRecorder(Recorder):
         if self.values.asked == asked and self._choice == choice and known.is_unchanged():
             with torch._C.DisableTorchFunction():
                 after = self._arguments(args, kwargs)
-                call = self._call_since(begin, first, given, output, added)
+                call = self._call_since(begin, first, names, given.roles, output, added)
             if call is not None and after is not None and after.key == given.key:
                 self._calls[key] = call
         return output
@@ -251,14 +253,21 @@ class ReplayingRecorder(Recorder):
         return True
 
     def _call_since(
-        self, begin: int, first: int, given: _Arguments, output: Any, gathered: set[frozenset[int]]
+        self,
+        begin: int,
+        first: int,
+        given: Sequence[tuple[int, int]],
+        roles: Mapping[int, int],
+        output: Any,
+        gathered: set[frozenset[int]],
     ) -> _Call | None:
         """Return the call that has just run; None if it did more than to return new tensors.
 
         Args:
             begin: position of its first event.
             first: number of its first storage.
-            given: its arguments.
+            given: `id` and storage of each tensor among its arguments.
+            roles: as `_Arguments.roles`.
             output: what it returned.
             gathered: as `Recorder.gathered`, of this call.
         """
@@ -280,7 +289,7 @@ class ReplayingRecorder(Recorder):
         returned = {each.storage for each in outputs if each is not None and each.given is None}
         if None in outputs or returned != alive.keys():
             return None
-        if not all(unit in given.roles for units in gathered for unit in units):
+        if not all(unit in roles for units in gathered for unit in units):
             return None
         return _Call(
             tuple(events),
@@ -289,14 +298,13 @@ class ReplayingRecorder(Recorder):
             tuple(each for each in outputs if each is not None),
             kind,
             alive,
-            frozenset(frozenset(given.roles[unit] for unit in units) for units in gathered),
+            frozenset(frozenset(roles[unit] for unit in units) for units in gathered),
         )
 
-    def _output(self, tensor: Any, first: int, given: _Arguments) -> _Output | None:
+    def _output(self, tensor: Any, first: int, given: Sequence[tuple[int, int]]) -> _Output | None:
         """Return what is known of a tensor that a call returned; None if it is no new tensor and no argument."""
-        place = next((place for place, other in enumerate(given.tensors) if other is tensor), None)
-        if place is not None:
-            return _Output(place)
+        if type(tensor) is FakeTensor and (id(tensor), self.number_of(tensor)) in given:
+            return _Output(given.index((id(tensor), self.number_of(tensor))))
         if type(tensor) is not FakeTensor or known_value(tensor) is not None or tensor.is_conj() or tensor.is_neg():
             return None
         number = self.number_of(tensor)
