@@ -389,7 +389,7 @@ def fake_view(
     """
     with torch._C._DisableTorchDispatch():
         tensor = torch.empty(0, dtype=dtype, device=_ON_META)
-        tensor.set_(memory, where[2], where[0], where[1])  # type: ignore[call-overload]
+        tensor.set_(memory, where[2], where[0], where[1])
     return _as_fake(tensor, mode, device)
 
 

@@ -1,10 +1,10 @@
 """A recorder that replays calls of modules: one that repeats an earlier call records the same events without running.
 
 Layers of one kind do the same at the same shapes, in a padded prompt and in one without padding, and so do the norms
-and projections of one layer. A call is replayed if a module of equal structure was called with arguments of equal shapes
-and if that call did nothing but return new tensors: what it allocated is freed or returned, no unknown condition was
-asked for, no weight from outside was read, and no attribute of a module was set. All other calls run: those of
-attention with a cache among them.
+and projections of one layer. A call is replayed if a module of equal structure was called with arguments of equal
+shapes, and if that call did nothing but return new tensors: what it allocated is freed or returned, no unknown
+condition was asked for, no weight from outside was read, and no attribute of a module was set. All other calls run:
+those of attention with a cache among them.
 
 What is recorded is equal to what `Recorder` records, event by event.
 """
@@ -52,20 +52,18 @@ _PLAIN_EVENTS = (Operation, Scratch, Route, Routed)
 
 @dataclass(frozen=True)
 class _Output:
-    """A tensor that a call returns.
+    """A new tensor that a call returns.
 
     Attributes:
-        given: position of the argument that it is; None: a new tensor.
         storage: its storage, counted from the first that the call allocates.
     """
 
-    given: int | None = None
-    storage: int = 0
-    shape: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    offset: int = 0
-    dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("meta")
+    storage: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,8 @@ class _Call:
         events: its events; an allocation is (storage, bytes), a freed storage its number.
         storages: storages that it allocates.
         on_host: those of them in host memory.
-        outputs: what it returns, and the type of the sequence; None: a single tensor.
+        outputs: what it returns; a number is the position of an argument.
+        kind: type of the sequence of these; None: a single tensor.
         sizes: bytes of the storages of its outputs.
         gathered: as `Recorder.gathered`, with roles in place of units.
     """
@@ -84,7 +83,7 @@ class _Call:
     events: tuple[Event | tuple[int, int] | int, ...]
     storages: int
     on_host: frozenset[int]
-    outputs: tuple[_Output, ...]
+    outputs: tuple[_Output | int, ...]
     kind: type | None
     sizes: Mapping[int, int]
     gathered: frozenset[frozenset[int]]
@@ -100,7 +99,7 @@ class _Arguments:
         roles: role of each unit that made one of them.
     """
 
-    key: tuple[Hashable, ...]
+    key: tuple[Any, ...]
     tensors: list[FakeTensor]
     roles: dict[int, int]
 
@@ -131,7 +130,6 @@ class ReplayingRecorder(Recorder):
         self._structures: dict[Hashable, int] = {}
         self._known_modules: dict[int, _Known] = {}
         self._objects: dict[int, Any] = {}  # what modules read beside tensors: configs
-        self._settings = 0
 
     def replay_calls(self, model: nn.Module) -> None:
         """Replay repeated calls of the modules in `model`; call it before modules are followed."""
@@ -154,7 +152,7 @@ class ReplayingRecorder(Recorder):
         own = vars(module)
         if any(own[name] for name in _HOOKS):
             return _Known(None, ())
-        parts: list[Hashable] = [type(module), module.training]
+        parts: list[Any] = [type(module), module.training]
         for name, value in own.items():
             if name in _OF_MODULES or name in _POSITIONS or name in _REPLACED:
                 continue
@@ -173,11 +171,11 @@ class ReplayingRecorder(Recorder):
             states += () if known is None else known.states
         return _Known(self._structures.setdefault(tuple(parts), len(self._structures)), tuple(states))
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a call of the whole model, see `Recorder.call`."""
+    @property
+    def _settings(self) -> int:
+        """A number that is equal for equal settings of all configs: which kernels are called depends on them."""
         settings = tuple(tuple(map(id, vars(each).values())) for each in self._objects.values())
-        self._settings = self._structures.setdefault(settings, len(self._structures))
-        return super().call(*args, **kwargs)
+        return self._structures.setdefault(settings, len(self._structures))
 
     def _replayed(self, module: nn.Module, method: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return the result of a call of `method`, the forward of a module: replayed if it repeats one."""
@@ -218,12 +216,12 @@ class ReplayingRecorder(Recorder):
         """Return the arguments of a call; None if one is neither a plain value nor a tensor of unknown value that is
         recorded."""
         found = _Arguments((), [], {self._units[-1]: _OWN})
-        key: list[Hashable] = []
+        key: list[Any] = []
         if self._describe(args, key, found) and self._describe(kwargs.values(), key, found) and found.tensors:
             return _Arguments((*key, *kwargs), found.tensors, found.roles)
         return None
 
-    def _describe(self, values: Any, key: list[Hashable], found: _Arguments) -> bool:
+    def _describe(self, values: Any, key: list[Any], found: _Arguments) -> bool:
         """Add to the key of arguments what modules do with `values` depends on; return whether that is known."""
         for value in values:
             kind = type(value)
@@ -240,8 +238,8 @@ class ReplayingRecorder(Recorder):
                 maker = self._makers.get(number)
                 role = None if maker is None else found.roles.setdefault(maker, len(found.tensors))
                 found.tensors.append(value)
-                place = value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes()
-                key += (*place, value.dtype, value.fake_device, value.requires_grad, role)
+                where = value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes()
+                key += (*where, value.dtype, value.fake_device, value.requires_grad, role)
             elif kind in _SCALARS:
                 key += (kind, value)
             elif kind is tuple or kind is list:
@@ -286,7 +284,7 @@ class ReplayingRecorder(Recorder):
                 return None
         kind = type(output) if type(output) in (tuple, list) else None
         outputs = [self._output(tensor, first, given) for tensor in ((output,) if kind is None else output)]
-        returned = {each.storage for each in outputs if each is not None and each.given is None}
+        returned = {each.storage for each in outputs if isinstance(each, _Output)}
         if None in outputs or returned != alive.keys():
             return None
         if not all(unit in roles for units in gathered for unit in units):
@@ -301,23 +299,23 @@ class ReplayingRecorder(Recorder):
             frozenset(frozenset(roles[unit] for unit in units) for units in gathered),
         )
 
-    def _output(self, tensor: Any, first: int, given: Sequence[tuple[int, int]]) -> _Output | None:
+    def _output(self, tensor: Any, first: int, given: Sequence[tuple[int, int]]) -> _Output | int | None:
         """Return what is known of a tensor that a call returned; None if it is no new tensor and no argument."""
         if type(tensor) is FakeTensor and (id(tensor), self.number_of(tensor)) in given:
-            return _Output(given.index((id(tensor), self.number_of(tensor))))
+            return given.index((id(tensor), self.number_of(tensor)))
         if type(tensor) is not FakeTensor or known_value(tensor) is not None or tensor.is_conj() or tensor.is_neg():
             return None
         number = self.number_of(tensor)
         if number < first or tensor.layout is not torch.strided:
             return None
-        where = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-        return _Output(None, number - first, *where, tensor.dtype, tensor.fake_device)
+        shape, offset = tuple(tensor.shape), int(tensor.storage_offset())
+        return _Output(number - first, shape, tensor.stride(), offset, tensor.dtype, tensor.fake_device)
 
     def _replay(self, call: _Call, given: _Arguments) -> Any:
         """Record a call again and return its result."""
         first, unit = self._count, self._units[-1]
         self._count += call.storages
-        for number, nbytes in call.sizes.items():
+        for number in call.sizes:
             self._allocated_at[first + number] = len(self.events)
         for event in call.events:
             if isinstance(event, tuple):
@@ -330,8 +328,8 @@ class ReplayingRecorder(Recorder):
         memory: dict[int, torch.UntypedStorage] = {}
         made: list[torch.Tensor] = []
         for each in call.outputs:
-            if each.given is not None:
-                made.append(given.tensors[each.given])
+            if isinstance(each, int):
+                made.append(given.tensors[each])
                 continue
             if each.storage not in memory:
                 memory[each.storage] = torch.UntypedStorage(call.sizes[each.storage], device="meta")
@@ -362,7 +360,13 @@ def _compared(value: Any) -> Hashable:
 
 def _is_value(value: Any) -> bool:
     """Return whether an object is immutable and equal to others of the same content, as a format of weights."""
-    return is_dataclass(value) and not isinstance(value, type) and type(value).__hash__ not in (None, object.__hash__)
+    if not is_dataclass(value) or isinstance(value, type) or type(value).__hash__ in (None, object.__hash__):
+        return False
+    try:
+        hash(value)
+    except TypeError:  # one of its fields is no value
+        return False
+    return True
 
 
 def _has_settings(value: Any) -> bool:
