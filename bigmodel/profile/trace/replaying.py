@@ -160,8 +160,9 @@ class ReplayingRecorder(Recorder):
                 return _Known(None, ())
             parts.append((name, _compared(value)))
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            shape = None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
-            parts.append((name, shape, id(known_value(tensor)) if tensor is not None else None))
+            if tensor is not None:  # PyTorch multiplies with one that requires gradients in another way
+                settings = tensor.stride(), tensor.dtype, tensor.requires_grad
+                parts.append((name, tensor.shape, settings, id(known_value(tensor))))
         states = [(module, _state_of(module))]
         for name, child in module._modules.items():
             known = None if child is None else self._known_module(child)

@@ -105,6 +105,22 @@ def test_a_part_of_another_setting_runs() -> None:
     assert (ran, replayed) == (3, every)
 
 
+class Frozen(Part):
+    def __init__(self, frozen: bool = False) -> None:
+        super().__init__()
+        self.requires_grad_(not frozen)
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        # PyTorch folds the batch of a strided tensor into one product where the weight requires gradients.
+        return self.project(x.view(1, 4, WIDTH).transpose(0, 1)).view(4, WIDTH)
+
+
+def test_a_part_with_a_frozen_weight_runs() -> None:
+    settings = ({"frozen": False}, {"frozen": True}, {"frozen": False})
+    ran, replayed, every = recorded(Blocks(Block, Frozen, *settings), torch.zeros(4, WIDTH))
+    assert (ran, replayed) == (3, every)
+
+
 def test_a_part_whose_setting_its_block_changes_runs() -> None:
     class Changing(Block):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
