@@ -32,7 +32,7 @@ from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import OFFLOAD_DTYPES, refuse_twice
 from ..profile.trace.dry_run import SampleInputs
 from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
-from .memory.assignment import Assignment, assemble
+from .memory.assignment import STEP, Assignment, assemble
 from .result.budgets import (
     Key,
     caching_memories,
@@ -366,7 +366,8 @@ class _Request:
         capacity, assignment = self._greedy(profile, capacity)
         streams = any(map(assignment.streamed, range(len(profile.units))))
         searched = self.strategy == "auto" and minimised != "fit" and (self.is_predicted or streams)
-        if not profile.phases or not (searched or self.is_predicted):
+        divided = self.strategy == "auto" and minimised != "fit" and self._may_have_stages(profile, assignment)
+        if not profile.phases or not (searched or self.is_predicted or divided):
             return assembled(assignment)
         capacity = capacity_around(assignment, capacity)
         known = self.machine or (_this_machine(self.budgets) if self.is_predicted else known_machine())
@@ -384,12 +385,24 @@ class _Request:
             assignment = searcher.best_per_pass(capacity, assignment)
         if streaming is not None and searched and self.is_predicted:
             capacity, assignment = searcher.best_split(capacity, assignment, streaming)
+        if divided or (searched and self._may_have_stages(profile, assignment)):
+            from .search.stages import StageSearch
+
+            assignment = StageSearch(profile, goal, self.offload_buffers).best(capacity, assignment)
         if not self.is_predicted:
             return assembled(assignment)
         if known is None:
             made = assembled(assignment)
             return replace(made, notes=(*made.notes, ANOTHER_MACHINE))
         return assembled(assignment, prediction=searcher.predict(capacity, assignment))
+
+    def _may_have_stages(self, profile: Profile, assignment: Assignment) -> bool:
+        """Whether an assignment of a model that generates is resident on several accelerators, or could be where that
+        is of use."""
+        used = len(set(assignment.execution))
+        given = sum(is_accelerator(key) and size > 0 for key, size in self.budgets.items())
+        several = used > 1 or (self.objective == "throughput" and given > 1)
+        return several and bool(profile.phases) and profile.phases[-1].name == STEP and assignment.is_resident
 
     def _assembled(self, profile: Profile, assignment: Assignment, **known: Any) -> Plan:
         """Return the plan of an assignment, with the seconds of passes that verify proposed tokens if any are, and of

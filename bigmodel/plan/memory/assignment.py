@@ -96,6 +96,11 @@ class Assignment:
         """Whether units are streamed to several accelerators."""
         return len({key for index, key in enumerate(self.execution) if self.streamed(index)}) > 1
 
+    @cached_property
+    def is_resident(self) -> bool:
+        """Whether every unit is held by the accelerator that it runs on."""
+        return self.storage == self.execution and all(map(is_accelerator, self.execution))
+
     def streamed(self, index: int) -> bool:
         """Whether unit `index` is copied to an accelerator each time it runs."""
         return is_accelerator(self.execution[index]) and not is_accelerator(self.storage[index])

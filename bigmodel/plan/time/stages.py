@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..memory.assignment import STEP, Assignment
-from ..result.budgets import Key, is_accelerator
+from ..result.budgets import Key
 from ..result.stages import ResidentStages
 from .cost import CostModel
 from .speculation import pass_over
@@ -29,11 +29,7 @@ def predict_stages(cost: CostModel, assignment: Assignment) -> ResidentStages | 
 def stage_devices(assignment: Assignment) -> tuple[Key, ...]:
     """Return the accelerators that all units are resident on, in the order in which a step first comes to them; none
     if any unit is not."""
-    resident = all(
-        is_accelerator(execution) and storage == execution
-        for storage, execution in zip(assignment.storage, assignment.execution, strict=True)
-    )
-    return tuple(dict.fromkeys(assignment.execution)) if resident else ()
+    return tuple(dict.fromkeys(assignment.execution)) if assignment.is_resident else ()
 
 
 def _launch_seconds(cost: CostModel, assignment: Assignment) -> float:
