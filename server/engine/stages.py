@@ -65,7 +65,7 @@ def _refusal(model: torch.nn.Module, runner: Runner, drafter: Drafter | None) ->
 
 
 def _with_room(plan: Plan, devices: tuple[torch.device, ...], most: int) -> int:
-    """Return the number of steps whose streams' workspaces all devices have memory for: `most`, or fewer; at least 2."""
+    """Return the number of steps for whose workspaces all devices have memory: `most`, or fewer; at least 2."""
     return next((steps for steps in range(most, 2, -1) if _no_room(plan, devices, steps) is None), 2)
 
 

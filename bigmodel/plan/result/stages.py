@@ -47,8 +47,8 @@ class ResidentStages:
 
     @property
     def most(self) -> int:
-        """Steps in flight at most: two on each device, of which one is computed. The others wait before or behind it, or
-        for the host to sample and launch: with one on each, devices would idle meanwhile."""
+        """Steps in flight at most: two on each device. One is computed while the other waits, for the first or for the
+        host to sample and launch: with one on each, devices would idle meanwhile."""
         return 2 * len(self.devices)
 
     def step_seconds(self, tokens: float) -> tuple[float, ...]:
