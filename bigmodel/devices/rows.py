@@ -49,8 +49,9 @@ def join_rows(
     if all(each is first for each in outputs):
         return first
     if isinstance(first, torch.Tensor):
-        for each in outputs if reads is not None else ():
-            reads(each)
+        if reads is not None:
+            for each in outputs:
+                reads(each)
         return _joined_tensors(outputs, counts, refusal)
     if first is None or isinstance(first, (bool, int, float, str, torch.dtype, torch.device, type)):
         return _equal(outputs, refusal)
