@@ -446,7 +446,14 @@ class _Request:
         given = sum(is_accelerator(key) and size > 0 for key, size in self.budgets.items())
         several = used > 1 or (self.objective == "throughput" and given > 1)
         passes = profile.micro_batch is not None or (bool(profile.phases) and profile.phases[-1].name == STEP)
-        return several and passes and assignment.is_resident
+        return (
+            several
+            and passes
+            and all(
+                is_accelerator(key) or unit.is_lookup
+                for unit, key in zip(profile.units, assignment.storage, strict=True)
+            )
+        )
 
     def _assembled(self, profile: Profile, assignment: Assignment, **known: Any) -> Plan:
         """Return the plan of an assignment, with the seconds of passes that verify proposed tokens if any are, and of

@@ -301,14 +301,13 @@ def _add_reserved(usage: MemoryUsage, profile: Profile, assignment: Assignment) 
         if workspace and profile.phases and device in assignment.execution:
             memory.take(workspace)
             usage.add(device, WORKSPACE, workspace)
-    held = {device: memory.peak for device, memory in memories.items()}
     limits = assignment.limits
     if all(usage.total(device) <= limits[device] for device in memories if device in limits):
         for of, over, _ in passes_of(profile, assignment):
             replay_reserved(over, memories, replay_options(over, of))
     if in_micro_batches(profile, assignment):
         options = replay_options(profile, assignment)
-        for device, nbytes in reserve_micro_batches(profile, memories, held, assignment.caching, options).items():
+        for device, nbytes in reserve_micro_batches(profile, memories, assignment.caching, options).items():
             usage.add(device, WORKSPACE, nbytes)
     for device, memory in memories.items():
         # One small segment more: the order of small tensors varies with what runs between the recorded forwards.

@@ -47,7 +47,6 @@ def micro_batch_peaks(profile: Profile, options: ReplayOptions) -> dict[Key, int
 def reserve_micro_batches(
     profile: Profile,
     memories: Mapping[Key, ReservedMemory],
-    held: Mapping[Key, int],
     caching: Mapping[Key, CachingMemory],
     options: ReplayOptions,
 ) -> dict[Key, int]:
@@ -55,8 +54,8 @@ def reserve_micro_batches(
 
     Args:
         profile: the model, as for `micro_batch_peaks`.
-        memories: the memory of each device, whose peak is raised.
-        held: bytes that are reserved before anything runs.
+        memories: the memory of each device, whose peak is raised: what forwards of the whole batch have left cached is
+            of other streams.
         caching: the allocators.
         options: where units run.
     """
@@ -66,26 +65,27 @@ def reserve_micro_batches(
     count = -(-rows // size)
     used = {*options["execution_devices"].values()}
     flying = in_flight(rows, size, len(used))
-    workspaces: dict[Key, int] = {}
+    more: dict[Key, int] = {}
     for trace in (one.phases[0].trace_on(options["main"]), *one.phases[0].also):
-        pools = {device: ReservedMemory() for device in memories}
+        pools = {device: ReservedMemory() for device in memories if device in used}
+        for device, pool in pools.items():
+            if caching[device].workspace:
+                pool.take(caching[device].workspace)
 
         def watch(device: Key, nbytes: int, storage: int | None, pools: dict[Key, ReservedMemory] = pools) -> None:
             if device in pools:
                 pools[device].change(nbytes, storage)
 
         ledger = replay(trace, **_of_forward(options), watch=watch)
-        for device, memory in memories.items():
-            if device not in used:
-                continue
-            workspaces[device] = flying * caching[device].workspace
+        for device, pool in pools.items():
             outputs = ReservedMemory()
             kept = max(ledger.now.get(device, 0), 0)
             for _ in range(2 * count - flying if kept else 0):
                 outputs.take(block_bytes(kept))
-            each = pools[device].peak + SMALL_SEGMENT
-            memory.peak = max(memory.peak, held[device] + flying * each + outputs.peak + workspaces[device])
-    return workspaces
+            more[device] = max(more.get(device, 0), flying * (pool.peak + SMALL_SEGMENT) + outputs.peak)
+    for device, nbytes in more.items():
+        memories[device].peak += nbytes
+    return {device: flying * caching[device].workspace for device in more}
 
 
 def _of_forward(options: ReplayOptions) -> ReplayOptions:

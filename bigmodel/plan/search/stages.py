@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ...profile import Profile
 from ...profile.trace.events import OUTSIDE
 from ..memory.assignment import Assignment, memory_usage
-from ..result.budgets import Key
+from ..result.budgets import Key, is_accelerator
 from ..result.stages import WORTHWHILE
 from ..time.cost import Objective
 from ..time.stages import predict_stages, stage_devices
@@ -22,6 +22,10 @@ from .items import Capacity, Group, GroupPlacement, Item, assignment_of, item_of
 
 FASTER = 0.99
 """The slowest stage must take less than this share of the seconds of the slowest one before."""
+
+
+AS_FAST = 1.02
+"""A pass with all lookups resident may take so many times the seconds of one with some on the host."""
 
 
 class StageSearch:
@@ -41,13 +45,13 @@ class StageSearch:
         self.items = [item_of(group, profile, stream_buffers) for group in self.groups]
 
     def best(self, capacity: Capacity, known: Assignment) -> Assignment:
-        """Return the assignment with the fastest slowest stage; `known` if it is not resident on accelerators alone, or
-        as fast.
+        """Return the assignment with the fastest slowest stage; `known` if it streams or computes on the host, or is as
+        fast. Lookups that `known` has on the host become resident: stages have none.
 
         With the objective "throughput" a model that fits on fewer accelerators is divided over all of them, if steps in
         flight are predicted to be worth it there. Otherwise those that `known` uses share it.
         """
-        used = stage_devices(known)
+        used = [key for key in dict.fromkeys(known.execution) if is_accelerator(key)]
         keys = [known.main, *(key for key in capacity.accelerators if key != known.main)]
         if not used or len(keys) < 2:
             return known
@@ -58,7 +62,11 @@ class StageSearch:
         if len(used) < 2:
             return known
         found = self._even([key for key in keys if key in used], capacity, known)
-        return known if found is None or self.slowest(found) >= FASTER * self.slowest(known) else found
+        if found is None:
+            return known
+        if not stage_devices(known):
+            return found if self.goal.seconds(found) <= AS_FAST * self.goal.seconds(known) else known
+        return found if self.slowest(found) < FASTER * self.slowest(known) else known
 
     def slowest(self, found: Assignment) -> float:
         """Return the weighted seconds of the device that computes longest."""
