@@ -96,7 +96,7 @@ def test_for_one_sequence_it_is_not() -> None:
 
 def test_a_head_that_shares_the_embedding_stays_with_it() -> None:
     of = llama_profile(tie_word_embeddings=True, vocab_size=8192, **DEEP)
-    made = plan(of, budgets(of, 0.8, 0.8))
+    made = plan(of, budgets(of, 0.8, 0.8), machine=computing())
     where = made.execution
     assert where["model.embed_tokens"] == where["lm_head"] == 0
     layers = Counter(key for name, key in where.items() if "layers" in name)
