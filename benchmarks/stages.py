@@ -70,7 +70,8 @@ def run(options: argparse.Namespace) -> Report:
         forwards = [
             Forward(count, rows * count, sizes.layers, machine, options.quick) for count in STAGES for rows in ROWS
         ]
-        variants = [variant for each in (*found.values(), *forwards) for variant in each.variants()]
+        variants = [variant for each in found.values() for variant in each.variants()]
+        variants += [variant for each in forwards for variant in each.variants()]
         # All have computed once: the tokens and logits that those measured are compared with.
         samples = measure(variants, options.rounds, warmup=0, seed=options.seed)
     finally:

@@ -113,7 +113,7 @@ def _dispatched(
     model = llama(layers, width, inner)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     budgets: dict[Any, int] = {**dict.fromkeys(range(stages), weights + 2**26), "cpu": 2**40}
-    shape: dict[str, int] = {"batch_size": rows, "context_length": TOKENS + 1, "new_tokens": 1}
+    shape: dict[str, Any] = {"batch_size": rows, "context_length": TOKENS + 1, "new_tokens": 1}
     made = plan(model, budgets, "balanced", **shape, machine=machine, micro_batch_size=size)
     if len({part.runs_on for part in made.parts}) != stages:
         raise BenchmarkError(f"the plan for {stages} accelerators uses others")
