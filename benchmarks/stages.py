@@ -1,10 +1,13 @@
-"""Do steps of a server in flight through n stages make tokens come nearly n times as fast as from one stage, same bits?
+"""Do steps of a server and micro-batches in flight through n stages come nearly n times as fast as from one, same bits?
 
 The layers of a model are resident over several accelerators of a set speed, which compute products in proportion to
 their rows. Twice as many sequences as there are stages are generated: on one accelerator that holds the whole model; on
 all of them, one step at a time; and with as many steps in flight as the plan says. Measured are the seconds of a token
 from when all sequences have two until the first one ends. A stage's bubble is the share of all time in which it has
 computed nothing, the beginning and the end included.
+
+A forward of a batch is measured in the same way: on one accelerator, whole over all of them, and in the micro-batches
+of the plan (`stages_forward`).
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from bigmodel.server.engine.core import EngineCore
 
 STAGES = (2, 4)
+ROWS = (2, 6)
+"""Rows of a forward for each stage."""
 SHARE = 0.85
 """Least throughput of n stages in units of n times that of one."""
 
@@ -55,22 +60,35 @@ def run(options: argparse.Namespace) -> Report:
     from bigmodel.devices import virtual
 
     torch.set_num_threads(options.threads or 1)
-    sizes = Sizes(4, 64, 128, 1e7, 4) if options.quick else Sizes(4, 256, 2048, 3.5e7, options.tokens)
+    from .stages_forward import Forward
+
+    sizes = Sizes(4, 64, 128, 1e7, 4) if options.quick else Sizes(4, 256, 2048, 7e7, options.tokens)
     virtual.enable(max(STAGES), flops=sizes.flops)
     try:
         found = {count: Measured.of(sizes, count) for count in STAGES}
+        machine = _machine(sizes.flops)
+        forwards = [
+            Forward(count, rows * count, sizes.layers, machine, options.quick) for count in STAGES for rows in ROWS
+        ]
         variants = [variant for each in found.values() for variant in each.variants()]
-        samples = measure(variants, options.rounds, seed=options.seed)
+        variants += [variant for each in forwards for variant in each.variants()]
+        # All have computed once: the tokens and logits that those measured are compared with.
+        samples = measure(variants, options.rounds, warmup=0, seed=options.seed)
     finally:
         virtual.disable()
     rows = [row for each in found.values() for row in each.rows(samples)]
     columns = [Column("stages", "count"), Column("sequences", "count"), Column("steps"), Column("tokens per second")]
     columns += [Column("of one stage's", "ratio"), Column("worst bubble", "ratio")]
+    of_forward = [Column("stages", "count"), Column("rows", "count"), Column("forward"), Column("rows per second")]
+    of_forward += [Column("of one stage's", "ratio"), Column("at most", "ratio")]
     return Report(
         "stages",
         options.device,
         settings={**vars(sizes), "threads": torch.get_num_threads()},
-        tables=[Table(f"{sizes.layers} layers of {sizes.width} x {sizes.inner}, resident", columns, rows)],
+        tables=[
+            Table(f"{sizes.layers} layers of {sizes.width} x {sizes.inner}, resident", columns, rows),
+            Table("a forward of a batch", of_forward, [row for each in forwards for row in each.table(samples)]),
+        ],
         limits=[
             *(
                 Limit(
@@ -80,6 +98,22 @@ def run(options: argparse.Namespace) -> Report:
                     SHARE,
                 )
                 for count, each in found.items()
+            ),
+            *(
+                Limit(
+                    f"rows per second of {each.rows} rows over {each.count} stages, of {each.count} times one's",
+                    each.gain(samples) / each.count,
+                    ">=",
+                    SHARE,
+                )
+                for each in forwards
+            ),
+            Limit(
+                "rows with other logits than in their micro-batch alone",
+                float(sum(each.differing for each in forwards)),
+                "==",
+                0,
+                "count",
             ),
             Limit(
                 "sequences with other tokens than alone",
@@ -167,27 +201,13 @@ class Measured:
 
 def _core(sizes: Sizes, stages: int, sequences: int, steps: int | None) -> EngineCore:
     """Return an engine over a model whose layers are resident on so many accelerators."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     from bigmodel.dispatch import dispatch_model
     from bigmodel.plan import plan
     from bigmodel.server.engine import EngineOptions, build_engine
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=sizes.width,
-        intermediate_size=sizes.inner,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = llama(sizes.layers, sizes.width, sizes.inner)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     budgets: dict[Any, int] = {**dict.fromkeys(range(stages), weights + 2**26), "cpu": 2**40}
     made = plan(model, budgets, "balanced", batch_size=sequences, context_length=128, machine=_machine(sizes.flops))
@@ -196,6 +216,27 @@ def _core(sizes: Sizes, stages: int, sequences: int, steps: int | None) -> Engin
         raise BenchmarkError(f"the plan for {stages} accelerators uses {used}")
     options = EngineOptions(max_sequences=sequences, prefix_cache=False, row_multiple=1, steps_in_flight=steps)
     return build_engine(dispatch_model(model, made), _tokenizer(PreTrainedTokenizerFast), made, options).core
+
+
+def llama(layers: int, width: int, inner: int) -> Any:
+    """Return a Llama of random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval()
 
 
 def _tokenizer(kind: type[Any]) -> Any:

@@ -34,6 +34,10 @@ Predicted bytes depend on it."""
 RESTORE_BUFFERS = 2
 """Quantised parts that are staged on the device at once: one is restored while the next arrives."""
 
+SPARE_MICRO_BATCHES = 1
+"""Micro-batches of a forward that are in the stages of a model beyond one for each accelerator: it waits while the host
+launches the next. Plans count the memory of all of them."""
+
 WAVES = 2
 """Waves of experts that share a cache's slots if a call uses more experts than there are slots: one wave computes while
 the next is fetched. The predicted bytes of a call depend on it."""

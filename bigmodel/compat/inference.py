@@ -12,10 +12,12 @@ from typing import Any
 
 from torch import nn
 
+from ..dispatch.attach.dispatched import dispatched
 from ..errors import TrainError
 from ..profile import find_no_split_classes
 from ..train.nested import find_batch_size
 from ..train.state.partial import PartialState
+from .local_stages import compute_in_micro_batches
 from .stages import StagedForward, StagePart
 
 
@@ -31,14 +33,17 @@ def prepare_pippy(
     """Cut `model` into as many stages as there are processes, for inference, and return it.
 
     Call it on every process. Then calls of the model take a batch of any size on the first process, whatever the others
-    are given, and return the output on the last, None on the others. In one process the model stays as it is.
+    are given, and return the output on the last, None on the others.
+
+    In one process a dispatched model whose parts are all resident on several accelerators has its stages there: its
+    calls stay as they are, and batches go through the stages in micro-batches. Any other model stays as it is.
 
     Models of transformers are set to return no cache (``use_cache``), since no process has all of it.
 
     Args:
         model: A model whose code between its layers does not depend on what they compute.
         split_points: Names of the modules that the second and each further stage begins with; ``"auto"`` has all stages
-            hold nearly the same bytes.
+            hold nearly the same bytes, or begin where the model is dispatched to.
         no_split_module_classes: Classes whose modules ``"auto"`` does not cut; None detects them.
         example_args: Positional arguments of one call: a micro-batch has as many rows.
         example_kwargs: Keyword arguments of one call, likewise. Without `example_args`, a call with as many positional
@@ -48,10 +53,18 @@ def prepare_pippy(
 
     Raises:
         TrainError: There are fewer parts than processes, `split_points` has another length than the stages need, or
-            names a module that holds no weights or comes before the one named before it.
+            names a module that holds no weights or comes before the one named before it. Or, in one process, its plan
+            has no room for so many rows at once.
     """
     state = PartialState()
     stages = state.num_processes
+    rows = find_batch_size((tuple(example_args), dict(example_kwargs or {})))
+    found = dispatched(model)
+    if stages == 1 and found is not None and found.stages is not None:
+        begins = compute_in_micro_batches(found, split_points, rows, num_chunks)
+        _return_no_cache(model)
+        model.hf_split_points = begins  # type: ignore[assignment]
+        return model
     classes = frozenset(find_no_split_classes(model) if no_split_module_classes is None else no_split_module_classes)
     if isinstance(split_points, str):
         split_points = balanced_split_points(model, stages, classes)
@@ -63,7 +76,6 @@ def prepare_pippy(
     if stages == 1:
         return model
     _return_no_cache(model)
-    rows = find_batch_size((tuple(example_args), dict(example_kwargs or {})))
     model._original_forward = model.forward  # type: ignore[assignment]
     names = () if example_args else _names_by_order(model, example_kwargs or {})
     parts = _staged(model, split_points, classes)

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
+from ..devices.rows import cut_rows, join_rows
 from ..errors import TrainError
 from ..train.collectives import broadcast_object_list
 from ..train.nested import find_batch_size, send_to_device
@@ -91,8 +92,10 @@ class StagedForward:
         outputs = []
         with torch.no_grad():
             for start in range(0, total or 1, rows):
-                outputs.append(self._micro_batch(*_rows(inputs, total, start, start + rows)))
-        output = _joined(outputs, total, rows) if state.is_last_process else None
+                part = inputs if total is None else cut_rows(inputs, total, start, start + rows)
+                outputs.append(self._micro_batch(*part))
+        counts = [min(rows, (total or 1) - start) for start in range(0, total or 1, rows)]
+        output = join_rows(outputs, counts, _refusal) if state.is_last_process else None
         if self._gather:
             output = broadcast_object_list([output], from_process=state.num_processes - 1)[0]
             output = send_to_device(output, state.device)
@@ -160,39 +163,11 @@ def _place(model: nn.Module, elsewhere: Iterable[nn.Module], device: torch.devic
             module._buffers[name] = None if buffer is None else buffer.to(device)
 
 
-def _rows(inputs: Any, total: int | None, start: int, stop: int) -> Any:
-    """Return rows `start` to `stop` of every tensor of `total` rows; all others as they are."""
-    return tree_map_only(
-        torch.Tensor,
-        lambda tensor: tensor[start:stop] if tensor.ndim and tensor.shape[0] == total else tensor,
-        inputs,
-    )
-
-
-def _joined(outputs: Sequence[Any], total: int | None, rows: int) -> Any:
-    """Return the output of the whole batch from those of its micro-batches.
-
-    Raises:
-        TrainError: They differ in more than their rows.
-    """
-    if len(outputs) == 1:
-        return outputs[0]
-    opened = [tree_flatten(output) for output in outputs]
-    counts = [min(rows, (total or 1) - start) for start in range(0, total or 1, rows)]
-    leaves = [_joined_leaf(several, counts) for several in zip(*[leaves for leaves, _ in opened])]
-    return tree_unflatten(leaves, opened[0][1])
-
-
-def _joined_leaf(leaves: Sequence[Any], counts: Sequence[int]) -> Any:
-    if not isinstance(leaves[0], torch.Tensor):
-        return leaves[0]
-    if all(leaf.ndim and leaf.shape[0] == count for leaf, count in zip(leaves, counts)):
-        return torch.cat(list(leaves))
-    if all(torch.equal(leaf, leaves[0]) for leaf in leaves):
-        return leaves[0]
-    raise TrainError(
-        f"the model returns a tensor of shape {tuple(leaves[0].shape)} that has no row for each row of its input, such "
-        "as a loss: give an example of as many rows as the batch, so that it is computed in one piece"
+def _refusal(value: Any) -> TrainError:
+    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    return TrainError(
+        f"the model returns {what} that has no row for each row of its input, such as a loss: give an example of as "
+        "many rows as the batch, so that it is computed in one piece"
     )
 
 

@@ -55,6 +55,7 @@ def dispatch_model(
     offload_dtype: str | None = None,
     host_kernels: str | None = None,
     sample_inputs: SampleInputs | None = None,
+    micro_batch_size: int | None = None,
 ) -> nn.Module:
     """Distribute `model` over devices and return it; its calls and outputs stay the same.
 
@@ -104,6 +105,11 @@ def dispatch_model(
             weights published in int4 or int8 by kernels that take them packed, and do not restore them in each step of
             generation: several times faster. Outputs are those of the kernels, not bit for bit those of restored
             weights. ``"exact"``: they are restored. None: as a given `Plan` has it, else ``"exact"``.
+        micro_batch_size: Where all parts are resident on several accelerators: forwards of more rows are computed in
+            micro-batches of so many, several of which are on their ways through the accelerators at once. Each has the
+            bits of a forward of its rows alone, which may differ in the last bits from those of all rows at once. Calls
+            for gradients, or with a cache of keys and values, are computed whole. None: as a given `Plan` has it, else
+            every call is.
 
     Returns:
         The same `model`, with `hf_device_map` set and its parameters the objects that they were, wherever their values
@@ -131,6 +137,7 @@ def dispatch_model(
         host_kernels=host_kernels,
         expert_cache=expert_cache,
         pinned_memory=pinned_memory,
+        micro_batch_size=micro_batch_size,
     )
     resolved = resolve_device_map(model, device_map, arguments, sample_inputs=sample_inputs)
     options = Options(skip_keys=skip_keys, no_split_module_classes=classes, force_hooks=force_hooks)

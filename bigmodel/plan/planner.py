@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,7 @@ from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import OFFLOAD_DTYPES, refuse_twice
 from ..profile.trace.dry_run import SampleInputs
 from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
-from .memory.assignment import Assignment, assemble
+from .memory.assignment import STEP, Assignment, assemble
 from .result.budgets import (
     Key,
     caching_memories,
@@ -67,6 +67,8 @@ HALVINGS = 10
 ANOTHER_MACHINE = (
     "this machine lacks an accelerator of the budgets, so no time is predicted; the search used nominal speeds"
 )
+
+NO_STAGES = "a forward is computed whole, and not in micro-batches: not all parts are resident on several accelerators"
 
 
 @contextmanager
@@ -109,6 +111,7 @@ def plan(
     draft_tokens: int = 0,
     draft: Plan | None = None,
     prefill_chunk_size: int | str | None = None,
+    micro_batch_size: int | str | None = None,
 ) -> Plan:
     """Return a plan under which no device passes its budget. `bigmodel.make_plan` is this function.
 
@@ -176,6 +179,11 @@ def plan(
             are planned, not those of the whole prompt, and streamed weights are fetched for each chunk. "auto":
             whole prompts if accelerators run all layers then, else the largest of `PREFILL_CHUNKS` with which they run
             the most. None: a prompt is one forward.
+        micro_batch_size: where all parts are resident on several accelerators, rows in which a forward of the batch is
+            computed, several such micro-batches at once: see `Plan.micro_batch_size`. What those in flight take is
+            planned, for inputs of the planned shape whose outputs are of all tokens. "auto": the rows with which the
+            batch is predicted to be fastest, by this machine's speeds if `bigmodel probe` has measured them; none, if
+            that is about as fast whole. None: a forward is computed whole.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
@@ -217,9 +225,15 @@ def plan(
 
     if isinstance(prefill_chunk_size, str):
         check_choice("prefill_chunk_size", prefill_chunk_size, ("auto", None))
+    if isinstance(micro_batch_size, str):
+        check_choice("micro_batch_size", micro_batch_size, ("auto", None))
+    elif micro_batch_size is not None:
+        micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
+    if micro_batch_size is not None and (isinstance(model, Profile) or sample_inputs is not None or draft is not None):
+        raise PlanError("micro_batch_size needs the model itself: a profile, sample_inputs and a draft fix the rows")
 
-    def plan_in_chunks(batch_size: int, chunk: int | None) -> Plan:
-        profile = _profile(
+    def profiled(batch_size: int, **shape: Any) -> Profile:
+        return _profile(
             model,
             dtype=dtype,
             no_split_module_classes=no_split_module_classes,
@@ -231,8 +245,13 @@ def plan(
             host_kernels=host_kernels,
             padded=padded,
             revision=revision,
-            prefill_chunk_size=chunk,
+            **shape,
         )
+
+    def plan_in_chunks(batch_size: int, chunk: int | None) -> Plan:
+        profile = profiled(batch_size, prefill_chunk_size=chunk)
+        if micro_batch_size is not None:
+            return request.in_micro_batches(profile, micro_batch_size, partial(profiled, all_logits=True))
         if draft is None:
             return request.plan(profile)
         both = with_draft(request.plan(profile), draft, budgets)
@@ -290,6 +309,30 @@ class _Request:
         """Return the plan of a profile; it says if it leaves all accelerators idle."""
         made = self._plan(profile if self.per_pass else replace(profile, gathers_kv=True))
         return replace(made, notes=(*made.notes, *self._idle(made)))
+
+    def in_micro_batches(self, profile: Profile, size: int | str, forward_of: Callable[[int], Profile]) -> Plan:
+        """Return the plan of a profile whose forward is computed in micro-batches of so many rows, or "auto".
+
+        Args:
+            profile: the model.
+            size: rows of each.
+            forward_of: returns the profile of a forward of so many rows.
+        """
+        rows = profile.workload.batch_size
+        whole: Plan | None = None
+        if isinstance(size, str):
+            from .search.micro_batches import best_micro_batch
+
+            whole = self.plan(profile)
+            machine = self.machine or (_this_machine(self.budgets) if self.is_predicted else known_machine())
+            best = best_micro_batch(whole, forward_of(rows), machine or nominal_machine())
+            if best is None:
+                return whole
+            size = best
+        made = self.plan(replace(profile, micro_batch=forward_of(min(size, rows))))
+        if stage_runs(made):
+            return replace(made, micro_batch_size=size)
+        return whole or replace(made, notes=(*made.notes, NO_STAGES))
 
     def _idle(self, made: Plan) -> tuple[str, ...]:
         given = {key: size for key, size in self.budgets.items() if is_accelerator(key) and size}
@@ -366,7 +409,8 @@ class _Request:
         capacity, assignment = self._greedy(profile, capacity)
         streams = any(map(assignment.streamed, range(len(profile.units))))
         searched = self.strategy == "auto" and minimised != "fit" and (self.is_predicted or streams)
-        if not profile.phases or not (searched or self.is_predicted):
+        divided = self.strategy == "auto" and minimised != "fit" and self._may_have_stages(profile, assignment)
+        if not profile.phases or not (searched or self.is_predicted or divided):
             return assembled(assignment)
         capacity = capacity_around(assignment, capacity)
         known = self.machine or (_this_machine(self.budgets) if self.is_predicted else known_machine())
@@ -384,12 +428,32 @@ class _Request:
             assignment = searcher.best_per_pass(capacity, assignment)
         if streaming is not None and searched and self.is_predicted:
             capacity, assignment = searcher.best_split(capacity, assignment, streaming)
+        if divided or (searched and self._may_have_stages(profile, assignment)):
+            from .search.stages import StageSearch
+
+            assignment = StageSearch(profile, goal, self.offload_buffers).best(capacity, assignment)
         if not self.is_predicted:
             return assembled(assignment)
         if known is None:
             made = assembled(assignment)
             return replace(made, notes=(*made.notes, ANOTHER_MACHINE))
         return assembled(assignment, prediction=searcher.predict(capacity, assignment))
+
+    def _may_have_stages(self, profile: Profile, assignment: Assignment) -> bool:
+        """Whether an assignment is resident on several accelerators, or could be where that is of use: of a model that
+        generates, or whose forward is computed in micro-batches."""
+        used = len(set(assignment.execution))
+        given = sum(is_accelerator(key) and size > 0 for key, size in self.budgets.items())
+        several = used > 1 or (self.objective == "throughput" and given > 1)
+        passes = profile.micro_batch is not None or (bool(profile.phases) and profile.phases[-1].name == STEP)
+        return (
+            several
+            and passes
+            and all(
+                is_accelerator(key) or unit.is_lookup
+                for unit, key in zip(profile.units, assignment.storage, strict=True)
+            )
+        )
 
     def _assembled(self, profile: Profile, assignment: Assignment, **known: Any) -> Plan:
         """Return the plan of an assignment, with the seconds of passes that verify proposed tokens if any are, and of

@@ -52,6 +52,8 @@ class Profile:
         kv_on_host: bytes of each unit's keys and values that lie on the host at full context, where the unit runs on an
             accelerator; empty: of none. The traces of such a profile are without them.
         gathers_kv: attention puts the keys and values of a unit together from pages, beside what the traces have.
+        micro_batch: the same model at the rows in which a forward of all rows is computed, several times at once; None:
+            it is computed whole.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Profile:
     growing: frozenset[int] = frozenset()
     kv_on_host: tuple[int, ...] = ()
     gathers_kv: bool = False
+    micro_batch: Profile | None = None
 
     @property
     def prefill_chunk_size(self) -> int | None:
@@ -103,6 +106,11 @@ class Profile:
             return (0,) * len(self.units)
         alive = self.phases[-1].trace.left_alive()
         return tuple(alive.get(index, 0) for index in range(len(self.units)))
+
+    def without_workspace(self) -> Profile:
+        """Return the same profile without the workspace of kernels."""
+        inner = None if self.micro_batch is None else self.micro_batch.without_workspace()
+        return replace(self, phases=tuple(phase.without_workspace() for phase in self.phases), micro_batch=inner)
 
     @cached_property
     def activations(self) -> int:

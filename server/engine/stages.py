@@ -38,7 +38,10 @@ def steps_in_flight(
     predicted = found.plan.stages
     if asked == 1 or (asked is None and (predicted is None or predicted.least_tokens() is None)):
         return None
-    most = (1 if predicted is None else predicted.most) if asked is None else asked
+    if asked is None:
+        most = _with_room(found.plan, found.stages.devices, 1 if predicted is None else predicted.most)
+    else:
+        most = asked
     refused = _refusal(model, runner, drafter) or _no_room(found.plan, found.stages.devices, most)
     if refused is not None:
         if asked is not None:
@@ -59,6 +62,11 @@ def _refusal(model: torch.nn.Module, runner: Runner, drafter: Drafter | None) ->
     if drafter is not None:
         return "proposed tokens, which are chosen after one step and before the next"
     return "images" if takes_images(model) else None
+
+
+def _with_room(plan: Plan, devices: tuple[torch.device, ...], most: int) -> int:
+    """Return the number of steps for whose workspaces all devices have memory: `most`, or fewer; at least 2."""
+    return next((steps for steps in range(most, 2, -1) if _no_room(plan, devices, steps) is None), 2)
 
 
 def _no_room(plan: Plan, devices: tuple[torch.device, ...], most: int) -> str | None:

@@ -22,3 +22,10 @@ def test_stages_at_once_are_held_against_one(workdir: Path, capsys: pytest.Captu
         assert measured["bound"] == 0.85
         assert measured["measured"] == pytest.approx(at_once["of one stage's"] / count)
     assert limit(found, "other tokens")["measured"] == 0
+    forwards = rows(found, 1)
+    assert [row["stages"] for row in forwards] == [1, 2, 2] * 2 + [1, 4, 4] * 2
+    assert [row["rows"] for row in forwards[::3]] == [4, 12, 8, 24]
+    for each in forwards[2::3]:
+        assert each["forward"] == "micro-batches of 1"
+        assert each["of one stage's"] < 1.1 * each["at most"] <= 1.1 * each["stages"]
+    assert limit(found, "other logits")["measured"] == 0

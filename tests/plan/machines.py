@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from bigmodel.profile import Profile, profile_model
@@ -35,6 +36,15 @@ def machine(link: float = 1e8, accelerator: float = 1e-10, host: float = 1e-9, c
         disk_warm=1e9,
         memory_bytes=2**36,
     )
+
+
+def computing(seconds: float = 1e-8) -> MachineProfile:
+    """Return a machine whose accelerators take twice the time for twice the rows; each number of a matrix takes so many
+    seconds. The host is far slower, and links take next to nothing."""
+    base = machine(1e13, accelerator=seconds, host=1e3 * seconds, call=1e-9)
+    curve = Curve((1.0, 1024.0), (seconds, 1024 * seconds), grows=True)
+    curves = {**base.devices["virtual:0"].curves, "product:float32": curve}
+    return replace(base, devices={**base.devices, "virtual:0": replace(base.devices["virtual:0"], curves=curves)})
 
 
 @cache

@@ -44,7 +44,7 @@ from .dispatched import Dispatched, UndoLog
 from .expert_builder import ExpertBuilder
 from .host_kv import keep_kv_on_host
 from .pinned_memory import PinnedBudget
-from .stages import mark_stages
+from .stages import divide_batches, mark_stages
 from .stream_builder import StreamBuilder, quantized
 
 
@@ -96,6 +96,7 @@ class Builder:
             streams.attach(blocks, result)
             experts.attach(layers, result, self.plan, self.pinned)
             refresh_references(result.references)
+            divide_batches(self.model, self.plan, result)
             Aligner(self.modules, self.placed, self.placement, self.units, self.plan, self.options).align(result)
             self._pack(result)
             self._read_ahead(blocks, result)

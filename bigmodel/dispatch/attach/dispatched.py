@@ -41,6 +41,7 @@ from .additions import Additions
 from .attached_forward import AttachedForward, Parts, innermost_running
 from .decoding import METHOD, PREFILL, DecodeAsResident, PrefillInChunks
 from .mark import ATTRIBUTE as ATTRIBUTE
+from .micro_batches import MicroBatches
 from .refusals import NotCopied, RefuseConversion
 from .untied import UntiedWeights
 
@@ -96,6 +97,8 @@ class Dispatched(NotCopied):
         """Fetch keys and values that lie on the host; None: none do."""
         self.stages: StagePipeline | None = None
         """The stages of a model whose parts are all resident on one of several accelerators; None of others."""
+        self.micro_batches: MicroBatches | None = None
+        """Computes the forward of a model that has stages; None of others."""
         self.forget: Callable[[], None] | None = None
         """Tells the observer of the options that dispatching is undone."""
 

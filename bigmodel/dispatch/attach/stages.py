@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from ...devices import torch_device
 from ...plan import Plan
@@ -12,6 +13,14 @@ from ...plan.result.stages import stage_runs
 from ..transfer.stages import StagePipeline
 from .attached_forward import AttachedForward
 from .dispatched import Dispatched
+from .micro_batches import MicroBatches
+
+
+def divide_batches(model: nn.Module, plan: Plan, result: Dispatched) -> None:
+    """Have the forward of a model in stages computed in micro-batches, as soon as any are asked for."""
+    if stage_runs(plan):
+        root = result.forward_of("", model)
+        result.micro_batches = root.compute = MicroBatches(root, plan.micro_batch_size)
 
 
 def mark_stages(plan: Plan, result: Dispatched) -> None:
@@ -26,6 +35,9 @@ def mark_stages(plan: Plan, result: Dispatched) -> None:
                 forward.stage = len(devices)
             devices.append(torch_device(device))
     result.stages = StagePipeline(devices, result.main_device)
+    if result.micro_batches is not None:
+        # Its own: a server may have steps in flight meanwhile.
+        result.micro_batches.pipeline = StagePipeline(devices, result.main_device, result.stages.times)
 
 
 def _stages_of(names: Sequence[str], attachments: Mapping[str, AttachedForward]) -> Iterator[list[AttachedForward]]:

@@ -12,6 +12,7 @@ from ...plan import Plan, check_device_map
 from ...plan.memory.assignment import Assignment, assemble
 from ...plan.planner import reader_count
 from ...plan.result.budgets import caching_memories
+from ...plan.result.stages import stage_runs
 from ...plan.search.items import most_staging_bytes
 from ...profile import Profile, UnitProfile, profile_units
 from ...profile.model.tensors import dtype_name
@@ -68,7 +69,9 @@ def plan_of_map(model: nn.Module, placement: DeviceMapLookup, asked: PlanArgumen
     cache_bytes = max(plan.expert_cache.values(), default=None)
     # On every device: experts are fetched to the device of their router.
     expert_cache = {} if cache_bytes is None else dict.fromkeys(plan.devices, cache_bytes)
-    return replace(plan, expert_cache=expert_cache, notes=(NOTE, *((profile.packing,) if packed else ())))
+    notes = (NOTE, *((profile.packing,) if packed else ()))
+    made = replace(plan, expert_cache=expert_cache, micro_batch_size=asked.micro_batch_size, notes=notes)
+    return made if stage_runs(made) else replace(made, micro_batch_size=None)
 
 
 def _as_unit(each: DispatchUnit, module: nn.Module) -> UnitModule:

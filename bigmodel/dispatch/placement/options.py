@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...arguments import check_choice, check_flags
+from ...arguments import check_choice, check_flags, optional_whole_number
 from ...devices import HOST, DeviceLike, device_key, format_size, get_max_memory, parse_size
 from ...errors import PlanError
 from ...limits import DEFAULT_SLOTS
@@ -61,6 +61,7 @@ class PlanArguments:
         pinned_memory: Bytes of host memory that may be pinned.
         dtype: Dtype of floating-point weights on their execution device.
         slots: Streamed modules that may be on the main device at once.
+        micro_batch_size: Rows in which a forward of more rows is computed.
     """
 
     main_device: DeviceLike | None = None
@@ -74,6 +75,7 @@ class PlanArguments:
     pinned_memory: int | None = None
     dtype: torch.dtype | None = None
     slots: int = DEFAULT_SLOTS
+    micro_batch_size: int | None = None
 
     @classmethod
     def read(
@@ -89,6 +91,7 @@ class PlanArguments:
         expert_cache: int | str | None = None,
         pinned_memory: int | str | None = None,
         dtype: torch.dtype | None = None,
+        micro_batch_size: int | None = None,
     ) -> PlanArguments:
         """Return the arguments, parsed: sizes may be ints or text, budgets may use any device names.
 
@@ -114,6 +117,7 @@ class PlanArguments:
             expert_cache=None if expert_cache is None else parse_size(expert_cache),
             pinned_memory=None if pinned_memory is None else parse_size(pinned_memory),
             dtype=dtype,
+            micro_batch_size=optional_whole_number("micro_batch_size", micro_batch_size, least=1),
         )
 
     @classmethod
@@ -130,6 +134,7 @@ class PlanArguments:
             pinned_memory=plan.pinned_memory,
             dtype=dtype_of(plan),
             slots=plan.slots or DEFAULT_SLOTS,
+            micro_batch_size=plan.micro_batch_size,
         )
 
     def check(self, plan: Plan) -> None:
@@ -148,7 +153,7 @@ class PlanArguments:
                 yield f"max_memory[{key!r}]", format_size(size), _size(budget)
         if self.offload not in (None, "auto", offload_of(plan)) and offload_of(plan) is not None:
             yield "offload", repr(self.offload), f"parts with offload={offload_of(plan)!r}"
-        for name in ("offload_buffers", "offload_dtype", "host_kernels"):
+        for name in ("offload_buffers", "offload_dtype", "host_kernels", "micro_batch_size"):
             given, planned = getattr(self, name), getattr(plan, name)
             if given not in (None, planned):
                 yield name, repr(given), repr(planned)

@@ -139,6 +139,7 @@ def _make_plan(model: nn.Module, strategy: str, asked: PlanArguments, planned: d
         "expert_cache": asked.expert_cache,
         "pinned_memory": asked.pinned_memory,
         "dtype": asked.dtype,
+        "micro_batch_size": asked.micro_batch_size,
     }
     offload = asked.offload or "stream"
     if offload != "stream" and strategy != "auto":

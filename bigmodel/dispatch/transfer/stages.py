@@ -80,14 +80,15 @@ class StagePipeline:
     Args:
         devices: The accelerator of each stage, in the order in which a step passes through them.
         main: The device of a step's inputs.
+        times: Where it is counted how busy the devices are; None: in times of its own.
 
     Attributes:
         times: How busy the devices are, over all steps that have landed.
     """
 
-    def __init__(self, devices: Sequence[torch.device], main: torch.device) -> None:
+    def __init__(self, devices: Sequence[torch.device], main: torch.device, times: StageTimes | None = None) -> None:
         self.devices = tuple(devices)
-        self.times = StageTimes(busy={str(device): 0.0 for device in self.devices})
+        self.times = times or StageTimes(busy={str(device): 0.0 for device in self.devices})
         own = dict.fromkeys((*self.devices, main))
         own[main] = own.pop(main)  # the last one is the current device
         self._streamed = [device for device in own if has_streams(device)]
@@ -116,6 +117,18 @@ class StagePipeline:
             finally:
                 _running.step = None
                 step.leave()
+
+    def follow(self) -> None:
+        """Order all that the calling thread launches later outside of steps after those that have landed."""
+        for own in self._free:
+            for device, stream in own.items():
+                current_stream(device).wait_stream(stream)
+
+    def reads(self, tensor: torch.Tensor) -> None:
+        """Tell the allocator that the calling thread's stream reads what a step has made: its memory is given to no
+        other before that is done."""
+        if tensor.device in self._streamed:
+            tensor.record_stream(current_stream(tensor.device))
 
     def enter(self, stage: int, begun: DeviceEvent | None) -> Mark:
         """Let the calling thread's stream follow the last step that has left `stage`, and `begun`; return a mark."""

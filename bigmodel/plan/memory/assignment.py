@@ -20,6 +20,7 @@ from ..result.budgets import Key, is_accelerator
 from ..result.expert_split import ExpertSplit
 from ..result.plan import DevicePlan, Part, Plan, Prediction
 from .host_kv import KV_SLOTS, fetched_kv, gathered_kv, kv_on_host, kv_slots
+from .micro_batches import micro_batch_peaks, reserve_micro_batches
 from .reserved import ReplayOptions, ReservedMemory, block_bytes, replay_reserved
 from .staging import upload_bytes
 from .usage import (
@@ -95,6 +96,11 @@ class Assignment:
     def is_spread(self) -> bool:
         """Whether units are streamed to several accelerators."""
         return len({key for index, key in enumerate(self.execution) if self.streamed(index)}) > 1
+
+    @cached_property
+    def is_resident(self) -> bool:
+        """Whether every unit is held by the accelerator that it runs on."""
+        return self.storage == self.execution and all(map(is_accelerator, self.execution))
 
     def streamed(self, index: int) -> bool:
         """Whether unit `index` is copied to an accelerator each time it runs."""
@@ -200,8 +206,7 @@ def with_workspace_apart(
     uses: Mapping[Key, DevicePlan], profile: Profile, assignment: Assignment
 ) -> dict[Key, DevicePlan]:
     """Return the result of `device_uses` with the workspace of kernels separated from activations; totals are equal."""
-    bare = replace(profile, phases=tuple(phase.without_workspace() for phase in profile.phases))
-    bare_usage = _usage_of_tensors(bare, assignment)
+    bare_usage = _usage_of_tensors(profile.without_workspace(), assignment)
     found = {}
     for device, use in uses.items():
         without = bare_usage.of(device, ACTIVATIONS)
@@ -237,7 +242,17 @@ def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
         for key, peak in peaks.items():
             if is_accelerator(key) or not accelerators_alone:
                 found[key] = max(found.get(key, 0), peak)
+    if in_micro_batches(profile, assignment):
+        for key, peak in micro_batch_peaks(profile, replay_options(profile, assignment)).items():
+            found[key] = max(found.get(key, 0), peak)
     return found
+
+
+def in_micro_batches(profile: Profile, assignment: Assignment) -> bool:
+    """Whether a forward is computed in micro-batches: if that is asked for, where a model has stages."""
+    if profile.micro_batch is None or not assignment.is_resident or len(set(assignment.execution)) < 2:
+        return False
+    return bool(profile.micro_batch.phases) and not profile.kv_on_host
 
 
 def all_packed(profile: Profile, assignment: Assignment) -> bool:
@@ -290,6 +305,10 @@ def _add_reserved(usage: MemoryUsage, profile: Profile, assignment: Assignment) 
     if all(usage.total(device) <= limits[device] for device in memories if device in limits):
         for of, over, _ in passes_of(profile, assignment):
             replay_reserved(over, memories, replay_options(over, of))
+    if in_micro_batches(profile, assignment):
+        options = replay_options(profile, assignment)
+        for device, nbytes in reserve_micro_batches(profile, memories, assignment.caching, options).items():
+            usage.add(device, WORKSPACE, nbytes)
     for device, memory in memories.items():
         # One small segment more: the order of small tensors varies with what runs between the recorded forwards.
         spare = SMALL_SEGMENT if profile.phases and device in assignment.execution else 0

@@ -19,7 +19,7 @@ from .expert_split import ExpertSplit
 from .speculation import Speculation
 from .stages import ResidentStages
 
-FORMAT = 12
+FORMAT = 13
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -181,6 +181,9 @@ class Plan:
             None: none are asked for.
         stages: predicted seconds of steps on each of several devices that all parts are resident on, by which a server
             has several steps in flight; None: not all are, or no text is generated.
+        micro_batch_size: rows in which a forward of more rows is computed, several of them in the stages at once, where
+            all parts are resident on several accelerators: each with the bits of a forward of its rows alone; None: a
+            forward is computed whole.
         guarded: whether nothing is known of its activations. Then nothing is resident on the accelerators that can be
             streamed, until the first forward of the dispatched model has measured them and a new plan is obeyed.
         notes: notes for the user, such as memory that could not be predicted.
@@ -215,6 +218,7 @@ class Plan:
     prediction: Prediction | None = None
     speculation: Speculation | None = None
     stages: ResidentStages | None = None
+    micro_batch_size: int | None = None
     guarded: bool = False
     notes: tuple[str, ...] = ()
 

@@ -47,8 +47,9 @@ class ResidentStages:
 
     @property
     def most(self) -> int:
-        """Steps in flight at most: one on each device, and one that waits while the host samples."""
-        return len(self.devices) + 1
+        """Steps in flight at most: two on each device. One is computed while the other waits, for the first or for the
+        host to sample and launch: with one on each, devices would idle meanwhile."""
+        return 2 * len(self.devices)
 
     def step_seconds(self, tokens: float) -> tuple[float, ...]:
         """Return the seconds of a step on each device: between the predicted ones, and beyond them, in proportion."""
@@ -59,11 +60,18 @@ class ResidentStages:
         return tuple(low + (high - low) * share for low, high in zip(least, most, strict=True))
 
     def turn_seconds(self, tokens: int, steps: int) -> float:
-        """Return the seconds in which so many steps in flight compute `tokens` together, one after another."""
-        each = self.step_seconds(tokens / steps)
-        if steps == 1:
+        """Return the seconds in which at most so many steps in flight compute `tokens` together, one after another.
+
+        They have as many tokens each, but for the last one, which may have fewer.
+        """
+        size = -(-tokens // steps)
+        each = self.step_seconds(size)
+        if size == tokens:
             return max(self.launch, sum(each))
-        return max(steps * self.launch, steps * max(each), sum(each))
+        whole, rest = divmod(tokens, size)
+        last = self.step_seconds(rest) if rest else (0.0,) * len(each)
+        busy = max(whole * of_each + of_last for of_each, of_last in zip(each, last, strict=True))
+        return max((whole + bool(rest)) * self.launch, busy, sum(each) + self.launch)
 
     def gain(self, tokens: int, steps: int) -> float:
         """Return how many times as fast `tokens` come with so many steps in flight as with one."""

@@ -164,6 +164,11 @@ def _speculation(plan: Plan) -> Iterator[str]:
 def _stages(plan: Plan) -> Iterator[str]:
     if plan.stages is not None:
         yield plan.stages.describe()
+    if plan.micro_batch_size is not None:
+        yield (
+            f"forwards of more than {plan.micro_batch_size} rows are computed in micro-batches of so many, several of "
+            "them in the stages at once"
+        )
 
 
 def runs_of(parts: Sequence[Part]) -> Iterator[list[Part]]:

@@ -181,7 +181,8 @@ class Searcher:
             if key == DISK or (capacity.budgets[key] <= 0 and is_accelerator(key)):
                 continue
             more = replace(capacity, budgets={**capacity.budgets, key: capacity.budgets[key] + GIB})
-            found = self.best(more, assignment, thorough=False)
+            divided = self.goal.name == "throughput" and assignment.is_resident  # for the sake of steps in flight
+            found = assignment if divided else self.best(more, assignment, thorough=False)
             if assignment.is_spread:
                 found = self._best_over(_links_of(assignment), more, found)
             then = self.goal.seconds(found)

@@ -42,23 +42,30 @@ def pass_over(cost: CostModel, assignment: Assignment, tokens: int) -> StepTime:
     return wider.seconds(len(cost.profile.phases) - 1, replace(assignment, computed_below=below))
 
 
+def forward_over(cost: CostModel, assignment: Assignment, rows: int) -> StepTime:
+    """Return the time of the first phase of a profile over so many rows."""
+    wider = CostModel(cost.profile, cost.units.machine)
+    wider.units = _WiderUnits(cost, rows / cost.profile.workload.batch_size, 0)
+    return wider.seconds(0, assignment)
+
+
 class _WiderUnits(UnitCost):
-    """Seconds of units in steps of so many times the tokens: with more rows, and more experts chosen.
+    """Seconds of units in a phase, the last one, of so many times the tokens: with more rows, and more experts chosen.
 
     Bytes that are only moved count as they are: those of weights and of keys and values do not grow with the tokens,
     and those of activations are few beside them.
     """
 
-    def __init__(self, cost: CostModel, times: float) -> None:
+    def __init__(self, cost: CostModel, times: float, phase: int = -1) -> None:
         super().__init__(cost.profile, cost.units.machine)
-        self._step = len(cost.profile.phases) - 1
+        self._phase = phase % len(cost.profile.phases)
         # By `id` of works, which layers of one kind share: those themselves, so that they live on, and the wider ones.
         self._known_rows: dict[int, tuple[Sequence[Work], list[Work]]] = {}
         for works in (self.works, self._works_from_host, self._works_packed):
-            of_step = works[-1]
-            if of_step is not None:
-                works[-1] = {unit: self._wider(of_unit, times) for unit, of_unit in of_step.items()}
-        chosen = self.choices[-1]
+            of_phase = works[phase]
+            if of_phase is not None:
+                works[phase] = {unit: self._wider(of_unit, times) for unit, of_unit in of_phase.items()}
+        chosen = self.choices[phase]
         self._more = {
             unit: {
                 position: replace(choice, tokens=max(1, round(choice.tokens * times)))
@@ -66,7 +73,7 @@ class _WiderUnits(UnitCost):
             }
             for unit, positions in chosen.items()
         }
-        self._fewer, self.choices[-1] = chosen, self._more
+        self._fewer, self.choices[phase] = chosen, self._more
 
     def _wider(self, works: Sequence[Work], times: float) -> list[Work]:
         if id(works) not in self._known_rows:
@@ -77,7 +84,7 @@ class _WiderUnits(UnitCost):
     def compute(self, phase: int, unit: int, execution: Key, from_host: bool = False, packed: bool = False) -> float:
         """As `UnitCost.compute`, with the products of further experts."""
         seconds = super().compute(phase, unit, execution, from_host, packed)
-        if phase != self._step:
+        if phase != self._phase:
             return seconds
         for position, choice in self._more.get(unit, {}).items():
             further = choice.wanted - self._fewer[unit][position].wanted
