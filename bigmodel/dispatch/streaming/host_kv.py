@@ -62,6 +62,8 @@ class _Slot:
         self.of: weakref.ref[KVLayer] | None = None  # its rows are given back with the cache, whatever a slot has
         self.version = self.length = self.last_use = 0
         self.arrived: Event | None = None
+        self.copied: Event | None = None  # the last copy from it or to it
+        self.is_read = False  # that copy is of a reader, which submits it some time later
 
     def is_of(self, layer: KVLayer) -> bool:
         """Whether its rows are, or were, those of `layer`."""
@@ -185,7 +187,7 @@ class KVFetcher:
                 copies.append((target, whole[at : at + len(target)]))
                 at += len(target)
         slot.take(layer)
-        self._queue(copies)
+        slot.copied, slot.is_read = self._queue(copies), False
 
     def _prefetch(self, layer: KVLayer) -> None:
         """Start fetching the layers that are read next, into slots of others."""
@@ -218,20 +220,25 @@ class KVFetcher:
                 target = memory[at : at + source.nbytes].view(source.dtype).view(source.shape)
                 copies.append((target, source))
                 at += source.nbytes
+        is_read = bool(arriving)
         if copies:
-            arriving.append(self._queue(copies))
-        slot.arrived = AllOf(arriving)
+            before = [slot.copied] if slot.is_read and slot.copied is not None else []
+            arriving.append(self._queue(copies, before))
+        if arriving:
+            slot.copied, slot.is_read = AllOf(arriving), is_read
+        slot.arrived = slot.copied
         self.stats.add_fetch(sum(source.nbytes for _, source in copies))
 
-    def _queue(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Event:
-        """Queue copies (target, source) behind the compute that was launched so far."""
+    def _queue(self, copies: list[tuple[torch.Tensor, torch.Tensor]], before: Sequence[Event] = ()) -> Event:
+        """Queue copies (target, source) behind the compute that was launched so far, and behind other events."""
 
         def work() -> None:
             with torch.inference_mode(False), torch.no_grad():
                 for target, source in copies:
                     target.copy_(source, non_blocking=True)
 
-        return self._stream.submit(work, [self._stream.compute_mark()], sum(source.nbytes for _, source in copies))
+        after = [self._stream.compute_mark(), *before]
+        return self._stream.submit(work, after, sum(source.nbytes for _, source in copies))
 
     def synchronize(self) -> None:
         """Block the calling thread until all rows are on the host."""
