@@ -118,8 +118,8 @@ class KVFile:
             self._free = merged
 
     def write(self, offset: int, rows: torch.Tensor) -> None:
-        """Write a contiguous host tensor at byte `offset`. Where the rows of all layers would not stay in the page cache
-        anyway, they leave it at once.
+        """Write a contiguous host tensor at byte `offset`. Where the rows of all layers would not stay in the page
+        cache anyway, they leave it at once.
 
         Raises:
             DispatchError: The disk cannot be written.

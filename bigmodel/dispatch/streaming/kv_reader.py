@@ -42,7 +42,7 @@ class KVReader:
         self._reader = DiskReader(stream, policy, stats, staging, copies_from_pinned(device), readers)
 
     def fetch(self, rows: HostRows, memory: torch.Tensor, after: Sequence[Event]) -> Event:
-        """Start reading all of `rows` into `memory`, uint8, after the events `after`; return the event of their arrival."""
+        """Start reading `rows` into `memory`, uint8, after the events `after`; return the event of their arrival."""
         block = Block("keys and values", [HostTensor(each, each.dtype) for each in rows.spans(0, rows.length)])
         places, at = [], 0
         for tensor in block.tensors:

@@ -152,8 +152,8 @@ class Plan:
         slot_bytes: bytes of the largest slot.
         kv_slots: number of slots on each accelerator in which the keys and values of parts take turns that have them on
             the host.
-        kv_in_ram: most recent tokens of each sequence whose keys and values are in RAM, of those that lie on the host; those
-            of older ones are in a file of the offload folder. 0: all are in RAM.
+        kv_in_ram: most recent tokens of each sequence whose keys and values are in RAM, of those that lie on the host;
+            those of older ones are in a file of the offload folder. 0: all are in RAM.
         offload_dtype: dtype that streamed weights are quantised to on the link, `"int8"` or `"int4"`; None: not at all.
         host_kernels: `"packed"`: of parts that RAM holds and the host computes in every call, weights that its kernels
             take are computed as they are packed; what is copied for that counts as weights instead of stored tensors,

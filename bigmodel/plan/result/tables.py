@@ -198,4 +198,12 @@ def label_of(run: Sequence[Part]) -> str:
 
 def _likeness(part: Part) -> tuple[object, ...]:
     streamed = is_accelerator(part.runs_on) and part.runs_on != part.device
-    return part.kind, part.device, None if streamed else part.runs_on, part.computed_below, part.kv_on_host, part.kv_on_disk, part.reason
+    return (
+        part.kind,
+        part.device,
+        None if streamed else part.runs_on,
+        part.computed_below,
+        part.kv_on_host,
+        part.kv_on_disk,
+        part.reason,
+    )

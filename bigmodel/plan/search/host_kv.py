@@ -1,4 +1,4 @@
-"""The search for the layers whose keys and values lie on the host: as few as must, and as much of them in RAM as can."""
+"""The search for the layers whose keys and values lie on the host: as few as must, as much in RAM as can."""
 
 from __future__ import annotations
 
