@@ -3,17 +3,25 @@
 A Llama generates at a context of which the accelerator's budget holds a quarter of the keys and values beside the
 weights, so the plan has most layers' in RAM and fetches them ahead of use. A virtual link has a set bandwidth, a real
 one its own for pinned memory. The bound is the larger of two times: of the same step with everything on the
-accelerator, and of the bytes of streamed weights and fetched keys and values over the link. The same is measured of a
-step of the server's engine, whose keys and values are in pages. transformers' own offloaded cache needs CUDA's streams
-and does not run on the virtual one.
+accelerator, and of the bytes of streamed weights and fetched keys and values over the link. A third plan lacks three
+quarters of the RAM that these take, too, so that older ones are on disk: its bound is also the time in which its bytes
+on disk are read alone, as they lie there, by as many threads. The same as of the second plan is measured of a step of
+the server's engine, whose keys and values are in pages. transformers' own offloaded cache needs CUDA's streams and does
+not run on the virtual one.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from bigmodel.limits import CHUNK_BYTES, STAGING_BYTES
 
 from .harness import BenchmarkError, Column, Limit, Report, Table, Variant, elapsed, measure
 from .harness.devices import first_device, is_virtual
@@ -33,6 +41,7 @@ HELD = 0.25
 """Share of the keys and values that the accelerator's budget holds."""
 
 ON_DEVICE, ON_HOST = "all on the accelerator", "keys and values as planned"
+ON_DISK = "older keys and values on disk"
 SERVED_ON_DEVICE, SERVED_ON_HOST = f"server, {ON_DEVICE}", f"server, {ON_HOST}"
 
 DEVICES = ("virtual", "cuda")
@@ -63,7 +72,6 @@ def run(options: argparse.Namespace) -> Report:
     import torch
 
     from bigmodel.devices import virtual
-    from bigmodel.dispatch import dispatch_model
 
     torch.set_num_threads(options.threads or 1)
     device = first_device(options.device)
@@ -74,35 +82,57 @@ def run(options: argparse.Namespace) -> Report:
         sizes = Sizes(16, 64, 2048, 8e7, 1, device) if options.quick else Sizes(12, 256, 8192, 2e8, 3, device)
         virtual.enable(1, bandwidth=sizes.rate)
     sizes = replace(sizes, steps=options.steps or sizes.steps)
-    try:
-        profile = profile_of(sizes)
-        found = planned(profile, sizes)
-        texts = {
-            ON_DEVICE: Text(dispatch_model(make(sizes), {"": 0}), sizes),
-            ON_HOST: Text(dispatch_model(make(sizes), found), sizes),
-            SERVED_ON_DEVICE: ServedText(dispatch_model(make(sizes), {"": 0}), sizes),
-            SERVED_ON_HOST: ServedText(dispatch_model(make(sizes), found), sizes),
-        }
-        one, other, served, as_served = (text.logits() for text in texts.values())
-        variants = [Variant(name, partial(text.seconds, sizes.steps)) for name, text in texts.items()]
-        samples = measure(variants, options.rounds, seed=options.seed)
-    finally:
-        if options.device == "virtual":
-            virtual.disable()
-    fetched = sum(profile.kv_cache[at] for at, unit in enumerate(profile.units) if unit.name in found.kv_on_host)
-    streamed = sum(part.bytes for part in found.streamed)
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        try:
+            return compared(options, sizes, Path(folder))
+        finally:
+            if options.device == "virtual":
+                virtual.disable()
+
+
+def compared(options: argparse.Namespace, sizes: Sizes, folder: Path) -> Report:
+    """Return the report of steps; `folder` is for keys and values on disk."""
+    import torch
+
+    from bigmodel.dispatch import dispatch_model
+
+    profile = profile_of(sizes)
+    found = planned(profile, sizes)
+    deeper = planned(profile, sizes, on_disk=True)
+    texts = {
+        ON_DEVICE: Text(dispatch_model(make(sizes), {"": 0}), sizes),
+        ON_HOST: Text(dispatch_model(make(sizes), found), sizes),
+        ON_DISK: Text(dispatch_model(make(sizes), deeper, offload_dir=folder), sizes),
+        SERVED_ON_DEVICE: ServedText(dispatch_model(make(sizes), {"": 0}), sizes),
+        SERVED_ON_HOST: ServedText(dispatch_model(make(sizes), found), sizes),
+    }
+    one, other, from_disk, served, as_served = (text.logits() for text in texts.values())
+    variants = [Variant(name, partial(text.seconds, sizes.steps)) for name, text in texts.items()]
+    samples = measure(variants, options.rounds, seed=options.seed)
+    reading = deeper.kv_on_disk / read_rate(folder, deeper.kv_on_disk, deeper.readers)
+    fetched, streamed = bytes_of(found, profile)
     link = (fetched + streamed) / sizes.rate
+    link_beside_disk = sum(bytes_of(deeper, profile)) / sizes.rate
     steps = {name: samples.summary(name) for name in texts}
     ratio = steps[ON_HOST].median / max(link, steps[ON_DEVICE].median)
     of_server = steps[SERVED_ON_HOST].median / max(link, steps[SERVED_ON_DEVICE].median)
     rows: list[list[Cell]] = [
         [name, step.median, step.first_quartile, step.third_quartile] for name, step in steps.items()
     ]
+    of_disk = steps[ON_DISK].median / max(link_beside_disk, reading, steps[ON_DEVICE].median)
     rows.append(["bytes over the link", link, None, None])
+    rows.append(["bytes over the link, older ones on disk", link_beside_disk, None, None])
+    rows.append(["bytes on disk, read alone", reading, None, None])
     return Report(
         "kv_tier",
         options.device,
-        settings={**vars(sizes), "threads": torch.get_num_threads(), "fetched": fetched, "streamed": streamed},
+        settings={
+            **vars(sizes),
+            "threads": torch.get_num_threads(),
+            "fetched": fetched,
+            "streamed": streamed,
+            "on_disk": deeper.kv_on_disk,
+        },
         tables=[
             Table(
                 f"{sizes.context:,} tokens of context, keys and values of {len(found.kv_on_host)} of {sizes.layers} "
@@ -113,8 +143,10 @@ def run(options: argparse.Namespace) -> Report:
         ],
         limits=[
             Limit("step over the larger of compute and bytes over the link", ratio, "<=", MOST),
+            Limit("step with older ones on disk over the largest of three", of_disk, "<=", MOST),
             Limit("step of the server over the larger of both", of_server, "<=", MOST),
             Limit("logits that differ from those of the accelerator's own cache", float((one != other).sum()), "==", 0),
+            Limit("logits that differ with older ones on disk", float((one != from_disk).sum()), "==", 0),
             Limit("logits of the server that differ", float((served != as_served).sum()), "==", 0),
         ],
         samples={"steps": samples},
@@ -156,16 +188,50 @@ def profile_of(sizes: Sizes) -> Profile:
     )
 
 
-def planned(profile: Profile, sizes: Sizes) -> Plan:
-    """Return the plan under a budget that lacks three quarters of the bytes of keys and values.
+def bytes_of(found: Plan, profile: Profile) -> tuple[int, int]:
+    """Return the bytes of keys and values that cross the link in a step, and those of weights."""
+    there = set(found.kv_on_host)
+    fetched = sum(profile.kv_cache[at] for at, unit in enumerate(profile.units) if unit.name in there)
+    return fetched, sum(part.bytes for part in found.streamed)
+
+
+def read_rate(folder: Path, nbytes: int, readers: int) -> float:
+    """Return the bytes per second at which `readers` threads read a file of `nbytes` in chunks: the best of three."""
+    buffers = [bytearray(CHUNK_BYTES) for _ in range(readers)]
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for begin in range(0, nbytes, CHUNK_BYTES):
+            file.write(os.urandom(min(CHUNK_BYTES, nbytes - begin)))
+        file.flush()
+
+        def read(number: int) -> None:
+            for begin in range(number * CHUNK_BYTES, nbytes, readers * CHUNK_BYTES):
+                os.preadv(file.fileno(), [buffers[number]], begin)
+
+        def whole() -> None:
+            with ThreadPoolExecutor(readers) as threads:
+                list(threads.map(read, range(readers)))
+
+        return nbytes / min(elapsed(whole, "cpu") for _ in range(3))
+
+
+def planned(profile: Profile, sizes: Sizes, on_disk: bool = False) -> Plan:
+    """Return the plan under a budget that lacks three quarters of the bytes of keys and values; with `on_disk`, under
+    one of the RAM that lacks as many of those that would lie there.
 
     Raises:
-        BenchmarkError: it has no keys and values on the host.
+        BenchmarkError: it has no keys and values on the host, or on disk.
     """
     from bigmodel.plan import plan
 
     whole = plan(profile, {0: 2**40, "cpu": 2**40}).devices[0].total
-    found = plan(profile, {0: whole - int((1 - HELD) * sum(profile.kv_cache)), "cpu": 2**40})
+    budget = whole - int((1 - HELD) * sum(profile.kv_cache))
+    found = plan(profile, {0: budget, "cpu": 2**40})
+    if on_disk:
+        host = found.devices["cpu"]
+        staged = min(max(profile.kv_cache), STAGING_BYTES)
+        found = plan(profile, {0: budget, "cpu": int(host.total - (1 - HELD) * host.kv_cache + staged)})
+        if not found.kv_on_disk:
+            raise BenchmarkError("the plan has all keys and values in RAM")
     if not found.kv_on_host:
         raise BenchmarkError("the plan has all keys and values on the accelerator")
     return found

@@ -86,6 +86,10 @@ KV_BLOCK_BYTES = 4 * 2**20
 """Keys, or values, of one layer that lie on the host are in blocks of so many bytes: large enough for the link's full
 speed."""
 
+KV_BLOCKS = 4
+"""Blocks, at least, of keys, or values, of one layer of which RAM holds the most recent: the oldest is written to disk
+as a whole, so that of what RAM may hold no more than a fourth is empty."""
+
 KV_SLOTS = 2
 """Layers whose keys and values on the host have memory on the accelerator at once: one computes, one is fetched."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from torch import nn
 
 from ..arguments import check_choice, check_flags, shown, whole_number
 from ..devices import (
+    DISK,
     HOST,
     DeviceLike,
     accelerators,
@@ -349,7 +350,7 @@ class _Request:
         try:
             made = self._of_profile(profile)
         except BudgetError:
-            other = self._with_kv_on_host(profile)
+            other = self._with_kv_on_host(profile) or self._with_kv_on_disk(profile)
             if other is None:
                 raise
             return other
@@ -367,26 +368,40 @@ class _Request:
     def _with_kv_on_host(self, profile: Profile) -> Plan | None:
         """Return the plan with as few keys and values on the host as have accelerators run all units that have any;
         None if there is none, or these run all as it is."""
-        units = [index for index in sorted(profile.growing) if profile.kv_cache[index]]
+        if not self._may_fetch_kv(profile):
+            return None
+        from .search.host_kv import least_layers
+
+        least = least_layers(profile, self._runs_on_accelerators)
+        return None if least is None else replace(self, offload="stream")._of_profile(least)
+
+    def _with_kv_on_disk(self, profile: Profile) -> Plan | None:
+        """Return the plan with as few keys and values on the host as must, and of these as many in RAM as it has room
+        for, the others being on disk; None if there is none. An engine's are in RAM as a whole."""
+        if not self._may_fetch_kv(profile) or not self.per_pass:
+            return None
+        from .search.host_kv import most_in_ram
+
+        anywhere = {key: size for key, size in self.budgets.items() if key != DISK}
+        most = most_in_ram(profile, replace(self, budgets=anywhere)._runs_on_accelerators)
+        try:
+            return None if most is None else replace(self, offload="stream")._of_profile(most)
+        except BudgetError:  # that of the disk: the error for the model as it is says what would do
+            return None
+
+    def _may_fetch_kv(self, profile: Profile) -> bool:
+        """Whether keys and values may lie elsewhere than where their units run."""
         of_draft = self.draft_tokens and not self.per_pass  # an engine's: its keys and values are beside the model's
-        if not units or of_draft or self.offload == "compute" or self.strategy != "auto":
-            return None
-        from .memory.host_kv import with_kv_on_host
+        there = any(profile.kv_cache[index] for index in profile.growing)
+        return there and not of_draft and self.offload != "compute" and self.strategy == "auto"
 
-        def of(count: int) -> Profile:
-            return with_kv_on_host(profile, [units[at * len(units) // count] for at in range(count)])  # far apart
-
-        def fits(count: int) -> bool:
-            try:
-                _, found = self._greedy(of(count), self._capacity(of(count)))
-            except BudgetError:
-                return False
-            return all(is_accelerator(found.execution[index]) for index in units)
-
-        if fits(0) or not fits(len(units)):
-            return None
-        least = bisect_left(range(1, len(units)), True, key=fits) + 1
-        return replace(self, offload="stream")._of_profile(of(least))
+    def _runs_on_accelerators(self, profile: Profile, units: Sequence[int]) -> bool:
+        """Whether accelerators run all of `units` within the budgets."""
+        try:
+            _, found = self._greedy(profile, self._capacity(profile))
+        except BudgetError:
+            return False
+        return all(is_accelerator(found.execution[index]) for index in units)
 
     def _of_profile(self, profile: Profile) -> Plan:
         minimised = self.objective or "latency"

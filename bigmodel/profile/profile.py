@@ -51,6 +51,8 @@ class Profile:
             that can hold them on the host.
         kv_on_host: bytes of each unit's keys and values that lie on the host at full context, where the unit runs on an
             accelerator; empty: of none. The traces of such a profile are without them.
+        kv_in_ram: most recent tokens of each sequence whose keys and values on the host are in RAM, older ones being on
+            disk; 0: all.
         gathers_kv: attention puts the keys and values of a unit together from pages, beside what the traces have.
         micro_batch: the same model at the rows in which a forward of all rows is computed, several times at once; None:
             it is computed whole.
@@ -71,6 +73,7 @@ class Profile:
     packing: str = ""
     growing: frozenset[int] = frozenset()
     kv_on_host: tuple[int, ...] = ()
+    kv_in_ram: int = 0
     gathers_kv: bool = False
     micro_batch: Profile | None = None
 

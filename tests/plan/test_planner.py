@@ -639,6 +639,51 @@ def test_keys_and_values_on_the_host_are_counted_in_the_time_of_a_step() -> None
     assert made.prediction.token >= (sum(long_profile().kv_cache) + streamed) / link
 
 
+def on_disk_of(host: int, **more: int) -> Plan:
+    return plan(long_profile(), {0: 4_000_000, "cpu": host, **more})
+
+
+def test_older_keys_and_values_lie_on_disk_where_ram_cannot_hold_them() -> None:
+    whole = sum(long_profile().kv_cache)
+    made = on_disk_of(whole // 4)
+    held, there = made.devices["cpu"], made.devices["disk"]
+    assert 0 < made.kv_in_ram <= long_profile().workload.context_length // 4
+    assert made.kv_on_disk == there.kv_cache >= whole - held.kv_cache > whole // 2
+    assert held.total <= whole // 4
+    assert made.devices[0].total <= 4_000_000
+    assert Plan.from_json(made.to_json()) == made
+    assert "KV in RAM and on disk" in " ".join(str(made).split())
+    assert f"RAM holds those of the last {made.kv_in_ram} tokens" in made.explain()
+
+
+def test_ram_holds_as_many_keys_and_values_as_it_has_room_for() -> None:
+    whole = sum(long_profile().kv_cache)
+    shares = [on_disk_of(whole * share // 8).kv_on_disk for share in (2, 4, 6)]
+    assert shares[0] > shares[1] > shares[2] > 0
+    assert not on_disk_of(4 * whole).kv_on_disk
+
+
+def test_the_budget_of_the_disk_holds_for_keys_and_values() -> None:
+    whole = sum(long_profile().kv_cache)
+    with pytest.raises(BudgetError):
+        on_disk_of(whole // 4, disk=whole // 4)
+    assert on_disk_of(whole // 4, disk=2 * whole).devices["disk"].budget == 2 * whole
+
+
+def test_an_engine_keeps_no_keys_and_values_on_disk() -> None:
+    with pytest.raises(BudgetError):
+        plan(long_profile(), {0: 4_000_000, "cpu": sum(long_profile().kv_cache) // 4}, per_pass=False)
+
+
+def test_reading_keys_and_values_is_counted_in_the_time_of_a_step() -> None:
+    budgets: dict[int | str, int] = {0: 4_000_000, "cpu": sum(long_profile().kv_cache) // 4}
+    slow = replace(machine(link=1e12, host=1e-7), disk_warm=1e6, disk_cold=1e6)
+    made = plan(long_profile(), budgets, machine=slow)
+    assert made.prediction is not None
+    assert made.prediction.token >= made.kv_on_disk / 1e6
+    assert made.prediction.binds == "reading from disk"
+
+
 def test_keys_and_values_of_an_engines_draft_stay_on_its_device() -> None:
     budgets: dict[int | str, int] = {0: 4_000_000, "cpu": 10**9}
     assert plan(long_profile(), budgets, per_pass=False).kv_on_host

@@ -100,7 +100,7 @@ class Builder:
             Aligner(self.modules, self.placed, self.placement, self.units, self.plan, self.options).align(result)
             self._pack(result)
             self._read_ahead(blocks, result)
-            keep_kv_on_host(self.modules, self.plan, self.pinned, result)
+            keep_kv_on_host(self.modules, self.plan, self.pinned, result, self.options.offload_folder)
             mark_stages(self.plan, result)
         except BaseException:
             forget_second_places(self.model)

@@ -3,6 +3,8 @@
     update:  wait until the layer's rows have arrived in a slot; put the call's own behind them, as `DynamicCache` does;
              copy these to the host; start fetching the layers that come next
 
+Rows that are in a file are read on the way (`KVReader`), beside those that RAM holds.
+
 All copies are queued on one copy stream, in order: rows reach the host before they are fetched again, and a slot is
 overwritten once its rows were read.
 """
@@ -10,14 +12,18 @@ overwritten once its rows were read.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from ...devices import CopyStream, Event, copy_stream
+from ...plan import StagingMemory
 from ..weights.visits import StreamStats
 from .host_rows import HostRows
+from .kv_file import KVDisk
+from .kv_reader import AllOf, KVReader
 
 
 class KVLayer(Protocol):
@@ -32,19 +38,44 @@ class KVLayer(Protocol):
         ...
 
 
+class OlderRows(NamedTuple):
+    """Where older rows are, and what reads them.
+
+    Attributes:
+        disk: Files of them.
+        in_ram: Rows of each layer that RAM holds at most.
+        staging: Memory of each accelerator through which they are read, by device.
+        readers: Number of threads that read for one accelerator.
+    """
+
+    disk: KVDisk
+    in_ram: int
+    staging: dict[torch.device, StagingMemory]
+    readers: int
+
+
 class _Slot:
     """Memory of the accelerator for the keys and the values of one layer, and the rows in it."""
 
     def __init__(self) -> None:
         self.memory: list[torch.Tensor | None] = [None, None]
-        self.layer: KVLayer | None = None
+        self.of: weakref.ref[KVLayer] | None = None  # its rows are given back with the cache, whatever a slot has
         self.version = self.length = self.last_use = 0
         self.arrived: Event | None = None
         self.copied: Event | None = None  # the last copy from it or to it
+        self.is_read = False  # that copy is of a reader, which submits it some time later
+
+    def is_of(self, layer: KVLayer) -> bool:
+        """Whether its rows are, or were, those of `layer`."""
+        return self.of is not None and self.of() is layer
+
+    def take(self, layer: KVLayer) -> None:
+        """Note that the rows of `layer` are in it, as these are at present."""
+        self.of, self.version, self.length = weakref.ref(layer), layer.version, layer.rows[0].length
 
     def holds(self, layer: KVLayer) -> bool:
         """Whether the present rows of `layer` are in it, or on their way."""
-        return self.layer is layer and (self.version, self.length) == (layer.version, layer.rows[0].length)
+        return self.is_of(layer) and (self.version, self.length) == (layer.version, layer.rows[0].length)
 
 
 class KVFetcher:
@@ -55,9 +86,10 @@ class KVFetcher:
         slots: Number of slots.
         planned: Rows times sequences that the plan has counted for a layer: slots have memory for as many at once, and
             are made larger only for more.
+        older: Where older rows are on disk; None: they are not.
     """
 
-    def __init__(self, device: torch.device, slots: int, planned: int) -> None:
+    def __init__(self, device: torch.device, slots: int, planned: int, older: OlderRows | None = None) -> None:
         self._device = device
         self._planned = planned
         self._slots = [_Slot() for _ in range(max(slots, 1))]
@@ -65,6 +97,10 @@ class KVFetcher:
         self._clock = 0
         self._stream: CopyStream = copy_stream(device)
         self.stats = StreamStats()
+        self._reader: KVReader | None = None
+        if older is not None:
+            staging = older.staging[device]
+            self._reader = KVReader(self._stream, device, older.disk.policy, self.stats, staging, older.readers)
 
     def update(self, layer: KVLayer, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return all keys and values of `layer` on the accelerator, and add the new ones to those on the host.
@@ -102,7 +138,7 @@ class KVFetcher:
             try:
                 arrived.wait()
             except BaseException:
-                slot.layer = None
+                slot.of = None
                 raise
         self._clock += 1
         slot.last_use = self._clock
@@ -139,14 +175,19 @@ class KVFetcher:
     ) -> None:
         """Put the new rows into the slot, in the order that the host has them in, and copy them to the host."""
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def settle() -> None:
+            self._queue(copies[:]).synchronize()
+            copies.clear()
+
         for rows, whole, values in zip(layer.rows, memory, new, strict=True):
             whole[before:].copy_(values.detach().permute(2, 0, 1, 3))
             at = before
-            for target in rows.grow(values):
+            for target in rows.grow(values, settle):
                 copies.append((target, whole[at : at + len(target)]))
                 at += len(target)
-        slot.layer, slot.version, slot.length = layer, layer.version, layer.rows[0].length
-        slot.copied = self._queue(copies)
+        slot.take(layer)
+        slot.copied, slot.is_read = self._queue(copies), False
 
     def _prefetch(self, layer: KVLayer) -> None:
         """Start fetching the layers that are read next, into slots of others."""
@@ -154,41 +195,50 @@ class KVFetcher:
         for successor in wanted:
             if not successor.rows[0].length or any(slot.holds(successor) for slot in self._slots):
                 continue
-            free = [slot for slot in self._slots if not any(slot.layer is each for each in wanted)]
+            free = [slot for slot in self._slots if not any(map(slot.is_of, wanted))]
             if not free:
-                free = [slot for slot in self._slots if slot.layer is successor]
+                free = [slot for slot in self._slots if slot.is_of(successor)]
             if not free:
                 return
             self._fetch(successor, min(free, key=lambda slot: slot.last_use))
 
     def _fetch(self, layer: KVLayer, slot: _Slot) -> None:
         """Start fetching the rows of `layer` into `slot`."""
-        slot.layer, slot.version, slot.length = layer, layer.version, layer.rows[0].length
+        slot.take(layer)
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        arriving: list[Event] = []
         for which, rows in enumerate(layer.rows):
             nbytes, at = rows.length * rows.row_bytes, 0
             if not nbytes:
                 continue
             planned = self._planned * rows.row_bytes // rows.sequences
             memory = self._at_least(slot, which, nbytes, planned)
+            if rows.on_disk and self._reader is not None:
+                arriving.append(self._reader.fetch(rows, memory, [self._stream.compute_mark()]))
+                continue
             for source in rows.spans(0, rows.length):
                 target = memory[at : at + source.nbytes].view(source.dtype).view(source.shape)
                 copies.append((target, source))
                 at += source.nbytes
+        is_read = bool(arriving)
         if copies:
-            slot.copied = self._queue(copies)
+            before = [slot.copied] if slot.is_read and slot.copied is not None else []
+            arriving.append(self._queue(copies, before))
+        if arriving:
+            slot.copied, slot.is_read = AllOf(arriving), is_read
         slot.arrived = slot.copied
         self.stats.add_fetch(sum(source.nbytes for _, source in copies))
 
-    def _queue(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Event:
-        """Queue copies (target, source) behind the compute that was launched so far."""
+    def _queue(self, copies: list[tuple[torch.Tensor, torch.Tensor]], before: Sequence[Event] = ()) -> Event:
+        """Queue copies (target, source) behind the compute that was launched so far, and behind other events."""
 
         def work() -> None:
             with torch.inference_mode(False), torch.no_grad():
                 for target, source in copies:
                     target.copy_(source, non_blocking=True)
 
-        return self._stream.submit(work, [self._stream.compute_mark()], sum(source.nbytes for _, source in copies))
+        after = [self._stream.compute_mark(), *before]
+        return self._stream.submit(work, after, sum(source.nbytes for _, source in copies))
 
     def synchronize(self) -> None:
         """Block the calling thread until all rows are on the host."""
@@ -203,6 +253,7 @@ class KVFetchers:
         planned_rows: Tokens of a sequence that the plan counts.
         planned_sequences: Sequences that it counts.
         allocate: Returns host memory of a number of bytes.
+        older: Where older rows are on disk; None: RAM holds all.
 
     Attributes:
         layers: Layers of a cache whose keys and values lie on the host.
@@ -210,12 +261,18 @@ class KVFetchers:
     """
 
     def __init__(
-        self, slots: int, planned_rows: int, planned_sequences: int, allocate: Callable[[int], torch.Tensor]
+        self,
+        slots: int,
+        planned_rows: int,
+        planned_sequences: int,
+        allocate: Callable[[int], torch.Tensor],
+        older: OlderRows | None = None,
     ) -> None:
         self.slots = slots
         self.allocate = allocate
         self.layers: set[int] = set()
         self.others: list[StreamStats] = []
+        self.older = older
         self._planned = planned_rows, planned_sequences
         self._lock = threading.Lock()
         self.fetchers: dict[torch.device, KVFetcher] = {}
@@ -225,12 +282,14 @@ class KVFetchers:
         with self._lock:
             if device not in self.fetchers:
                 rows, sequences = self._planned
-                self.fetchers[device] = KVFetcher(device, self.slots, rows * sequences)
+                self.fetchers[device] = KVFetcher(device, self.slots, rows * sequences, self.older)
             return self.fetchers[device]
 
     def new_rows(self) -> HostRows:
         """Return rows without any yet."""
-        return HostRows(self.allocate, self._planned[0])
+        if self.older is None:
+            return HostRows(self.allocate, self._planned[0])
+        return HostRows(self.allocate, self._planned[0], self.older.in_ram, self.older.disk)
 
     def stats(self) -> list[StreamStats]:
         """Return the counters of all that fetches keys and values."""

@@ -100,7 +100,7 @@ class ReadPolicy:
 
     def bypasses(self, cached: bool) -> bool:
         """Whether the next read should bypass the cache, given whether its bytes are cached."""
-        if cached or self._all_fits():
+        if cached or self.all_fits():
             return False
         with self._lock:
             self._cold += 1
@@ -115,7 +115,8 @@ class ReadPolicy:
             known = self._pace[bypassed]
             self._pace[bypassed] = pace if not known else 0.8 * known + 0.2 * pace
 
-    def _all_fits(self) -> bool:
+    def all_fits(self) -> bool:
+        """Whether what is read repeatedly stays in free memory, so that reads and writes use the page cache."""
         now = time.monotonic()
         if now - self._checked > 1.0:
             self._checked = now

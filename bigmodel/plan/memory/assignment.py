@@ -19,7 +19,7 @@ from ...quantized.host_kernels import EXACT, PACKED
 from ..result.budgets import Key, is_accelerator
 from ..result.expert_split import ExpertSplit
 from ..result.plan import DevicePlan, Part, Plan, Prediction
-from .host_kv import KV_SLOTS, fetched_kv, gathered_kv, kv_on_host, kv_slots
+from .host_kv import KV_SLOTS, fetched_kv, gathered_kv, kv_on_disk, kv_on_host, kv_slots
 from .micro_batches import micro_batch_peaks, reserve_micro_batches
 from .reserved import ReplayOptions, ReservedMemory, block_bytes, replay_reserved
 from .staging import upload_bytes
@@ -137,7 +137,8 @@ def _usage_of_tensors(profile: Profile, assignment: Assignment) -> MemoryUsage:
     for device in assignment.caching:
         usage.add(device, SLOTS, sum(block_bytes(size) - size for size in usage.shared_tensors(device)))
     if profile.kv_on_host:
-        for device, purpose, nbytes in kv_on_host(profile, assignment.execution, assignment.caching):
+        through = assignment.staging_bytes, assignment.readers
+        for device, purpose, nbytes in kv_on_host(profile, assignment.execution, assignment.caching, *through):
             usage.add(device, purpose, nbytes)
     for device, sizes in (gathered_kv(profile, assignment.execution) if profile.gathers_kv else {}).items():
         usage.add(device, ACTIVATIONS, sum(map(block_bytes, sizes) if device in assignment.caching else sizes))
@@ -382,6 +383,7 @@ def assemble(
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,
         kv_slots=KV_SLOTS if fetched else 0,
+        kv_in_ram=profile.kv_in_ram if fetched else 0,
         offload_dtype=profile.offload_dtype,
         host_kernels=PACKED if profile.packing else EXACT,
         offload_buffers=assignment.stream_buffers,
@@ -449,6 +451,7 @@ def with_budgets(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> 
 def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str] | None = None) -> tuple[Part, ...]:
     """Return the units of a profile as they are assigned; `reasons` as for `assemble`."""
     fetched = set(fetched_kv(profile, assignment.execution)) if profile.kv_on_host else set()
+    on_disk = kv_on_disk(profile, assignment.execution)
     return tuple(
         Part(
             name=unit.name,
@@ -460,6 +463,7 @@ def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str
             computed_below=assignment.computed_below.get(index, 0),
             returns=None if profile.returning is None else index in profile.returning,
             kv_on_host=index in fetched,
+            kv_on_disk=on_disk.get(index, 0),
         )
         for index, unit in enumerate(profile.units)
         if unit.tensors

@@ -9,24 +9,63 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ...devices import HOST
-from ...limits import KV_BLOCK_BYTES, KV_SLOTS
+from ...devices import DISK, HOST
+from ...limits import KV_BLOCK_BYTES, KV_BLOCKS, KV_SLOTS, READERS, STAGING_BYTES
 from ...profile import Profile
 from ...profile.trace.events import OUTSIDE, Allocate, Enter, Event, Free, Leave
 from ...profile.trace.trace import Trace
 from ..result.budgets import Key, is_accelerator
 from .reserved import block_bytes
+from .staging import staging
 from .usage import KV_CACHE, SLOTS
 
-__all__ = ["KV_SLOTS", "fetched_kv", "gathered_kv", "kv_on_host", "kv_slots", "with_kv_on_host"]
+__all__ = [
+    "KV_SLOTS",
+    "fetched_kv",
+    "gathered_kv",
+    "kv_blocks",
+    "kv_on_disk",
+    "kv_on_host",
+    "kv_slots",
+    "rows_on_disk",
+    "staged_kv",
+    "with_kv_on_host",
+]
 
 
-def with_kv_on_host(profile: Profile, units: Collection[int]) -> Profile:
-    """Return the profile of a model whose keys and values of `units`, positions, lie on the host."""
+def kv_blocks(row_bytes: int, planned: int, in_ram: int = 0) -> tuple[int, int]:
+    """Return the tokens of a block of one layer's keys, or values, on the host, and the most blocks that RAM holds.
+
+    Args:
+        row_bytes: bytes of one token of all sequences.
+        planned: planned tokens of a sequence.
+        in_ram: tokens of each sequence that RAM holds at most; 0: all, in any number of blocks, which is 0 then.
+    """
+    most = max(1, KV_BLOCK_BYTES // max(row_bytes, 1))
+    if not in_ram:
+        return max(1, min(most, planned)), 0
+    size = max(1, min(most, in_ram // KV_BLOCKS))
+    return size, in_ram // size
+
+
+def rows_on_disk(row_bytes: int, planned: int, in_ram: int) -> int:
+    """Return the tokens of each sequence that are on disk once there are `planned`; arguments as for `kv_blocks`."""
+    size, most = kv_blocks(row_bytes, planned, in_ram)
+    return size * max(0, -(-planned // size) - most) if most else 0
+
+
+def with_kv_on_host(profile: Profile, units: Collection[int], in_ram: int = 0) -> Profile:
+    """Return the profile of a model whose keys and values of `units`, positions, lie on the host.
+
+    Args:
+        profile: the model.
+        units: positions of units.
+        in_ram: most recent tokens of each sequence that RAM holds; older ones lie on disk. 0: it holds all.
+    """
     kept = frozenset(units)
     held = tuple(nbytes if index in kept else 0 for index, nbytes in enumerate(profile.kv_cache))
     phases = tuple(phase.with_traces(lambda trace: _without_kept(trace, kept)) for phase in profile.phases)
-    return replace(profile, phases=phases, kv_on_host=held)
+    return replace(profile, phases=phases, kv_on_host=held, kv_in_ram=in_ram)
 
 
 def _without_kept(trace: Trace, units: frozenset[int]) -> Trace:
@@ -66,6 +105,11 @@ def _freed_at_end(events: Iterable[Event], left: dict[int, list[int]]) -> Iterat
         yield event
 
 
+def staged_kv(on_disk: Iterable[int]) -> list[int]:
+    """Return the bytes of the keys on disk, and of the values, of units that have so many of both."""
+    return [part for nbytes in on_disk for part in (nbytes - nbytes // 2, nbytes // 2)]
+
+
 def fetched_kv(profile: Profile, execution: Sequence[Key]) -> list[int]:
     """Return the units whose keys and values lie on the host and are fetched to where they run."""
     return [index for index, nbytes in enumerate(profile.kv_on_host) if nbytes and is_accelerator(execution[index])]
@@ -92,13 +136,37 @@ def gathered_kv(profile: Profile, execution: Sequence[Key]) -> dict[Key, list[in
     return {device: [nbytes - nbytes // 2, nbytes // 2] for device, nbytes in largest.items()}
 
 
+def kv_on_disk(profile: Profile, execution: Sequence[Key]) -> dict[int, int]:
+    """Return the bytes of keys and values on disk at full context, by the position of their unit."""
+    if not profile.kv_in_ram:
+        return {}
+    tokens = profile.workload.context_length
+    rows = {index: profile.kv_on_host[index] // tokens for index in fetched_kv(profile, execution)}
+    return {index: row * rows_on_disk(row // 2, tokens, profile.kv_in_ram) for index, row in rows.items()}
+
+
 def kv_on_host(
-    profile: Profile, execution: Sequence[Key], caching: Collection[Key] = ()
+    profile: Profile,
+    execution: Sequence[Key],
+    caching: Collection[Key] = (),
+    staging_bytes: int = STAGING_BYTES,
+    readers: int = READERS,
 ) -> Iterator[tuple[Key, str, int]]:
-    """Yield device, purpose and bytes of what keys and values on the host take: whole blocks there, slots elsewhere."""
+    """Yield device, purpose and bytes of what keys and values on the host take: whole blocks there, slots elsewhere;
+    and where older ones are on disk, their bytes there, and the memory through which they reach each accelerator."""
     fetched = fetched_kv(profile, execution)
+    on_disk = kv_on_disk(profile, execution)
     for index, nbytes in enumerate(profile.kv_on_host):
+        if index in on_disk:
+            row = nbytes // profile.workload.context_length
+            size, most = kv_blocks(row // 2, profile.workload.context_length, profile.kv_in_ram)
+            yield HOST, KV_CACHE, row * size * most
+            yield DISK, KV_CACHE, on_disk[index]
+            continue
         spare = 2 * KV_BLOCK_BYTES if index in fetched and nbytes > KV_BLOCK_BYTES else 0
         yield HOST, KV_CACHE, nbytes + spare
+    for device in {execution[index] for index in on_disk}:
+        there = [on_disk[index] for index in on_disk if execution[index] == device]
+        yield HOST, SLOTS, staging(staged_kv(there), staging_bytes, readers)
     for device, sizes in kv_slots(profile, execution).items():
         yield device, SLOTS, sum(map(block_bytes, sizes) if device in caching else sizes)

@@ -100,6 +100,7 @@ class Part:
             as in the plan of a given device map: the dispatcher decides by the structure of the model.
         kv_on_host: its keys and values lie on the host, and are fetched ahead of each call to the accelerator that it
             runs on.
+        kv_on_disk: bytes of these that lie on disk at full context: those of older positions.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Part:
     computed_below: int = 0
     returns: bool | None = None
     kv_on_host: bool = False
+    kv_on_disk: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,8 @@ class Plan:
         slot_bytes: bytes of the largest slot.
         kv_slots: number of slots on each accelerator in which the keys and values of parts take turns that have them on
             the host.
+        kv_in_ram: most recent tokens of each sequence whose keys and values are in RAM, of those that lie on the host;
+            those of older ones are in a file of the offload folder. 0: all are in RAM.
         offload_dtype: dtype that streamed weights are quantised to on the link, `"int8"` or `"int4"`; None: not at all.
         host_kernels: `"packed"`: of parts that RAM holds and the host computes in every call, weights that its kernels
             take are computed as they are packed; what is copied for that counts as weights instead of stored tensors,
@@ -197,6 +201,7 @@ class Plan:
     slots: int = 0
     slot_bytes: int = 0
     kv_slots: int = 0
+    kv_in_ram: int = 0
     offload_dtype: str | None = None
     host_kernels: str = "exact"
     offload_buffers: bool = False
@@ -247,6 +252,11 @@ class Plan:
     def kv_on_host(self) -> tuple[str, ...]:
         """Names of the parts whose keys and values lie on the host and are fetched ahead of each call."""
         return tuple(part.name for part in self.parts if part.kv_on_host)
+
+    @property
+    def kv_on_disk(self) -> int:
+        """Bytes of keys and values on disk at full context."""
+        return sum(part.kv_on_disk for part in self.parts)
 
     @property
     def streamed(self) -> tuple[Part, ...]:

@@ -72,7 +72,7 @@ def _parts(plan: Plan) -> Table:
 def _where(run: Sequence[Part]) -> str:
     devices = ", ".join(dict.fromkeys(str(part.runs_on) for part in run))
     if run[0].kv_on_host:
-        return f"{devices}; KV in RAM"
+        return f"{devices}; KV in RAM" + (" and on disk" if run[0].kv_on_disk else "")
     if not run[0].computed_below:
         return devices
     return f"{devices}; {HOST} below {run[0].computed_below} tokens"
@@ -134,6 +134,11 @@ def _device_sentences(plan: Plan) -> Iterator[str]:
         yield (
             f"Keys and values of {kept} parts lie in RAM: those of the next {plan.kv_slots} are fetched while one "
             "computes."
+        )
+    if plan.kv_on_disk:
+        yield (
+            f"RAM holds those of the last {plan.kv_in_ram} tokens; {format_size(plan.kv_on_disk)} of older ones are "
+            "written to the offload folder once, and read from there in each step."
         )
     if plan.expert_split is not None:
         yield (
@@ -198,4 +203,12 @@ def label_of(run: Sequence[Part]) -> str:
 
 def _likeness(part: Part) -> tuple[object, ...]:
     streamed = is_accelerator(part.runs_on) and part.runs_on != part.device
-    return part.kind, part.device, None if streamed else part.runs_on, part.computed_below, part.kv_on_host, part.reason
+    return (
+        part.kind,
+        part.device,
+        None if streamed else part.runs_on,
+        part.computed_below,
+        part.kv_on_host,
+        part.kv_on_disk,
+        part.reason,
+    )

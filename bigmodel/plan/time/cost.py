@@ -21,7 +21,7 @@ from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
 from ...profile.trace.events import OUTSIDE
 from ..memory.assignment import STEP, Assignment, KnownUnits, expert_capacities
-from ..memory.host_kv import fetched_kv
+from ..memory.host_kv import fetched_kv, kv_on_disk
 from ..memory.usage import ExpertCapacity
 from ..result.budgets import Key, is_accelerator
 from ..result.expert_split import ExpertSplit
@@ -213,6 +213,10 @@ class CostModel:
             execution = assignment.execution[unit]
             links[execution] += self.units.kv_transfer(unit, execution, self.profile.phases[phase].name == STEP)
             seconds = max(seconds, links[execution])
+        if self.profile.kv_in_ram:
+            there = sum(kv_on_disk(self.profile, assignment.execution).values())
+            disk += there / self.units.disk_rate(shared.on_disk + there)
+            seconds = max(seconds, disk)
         if is_accelerator(main):
             return StepTime(seconds, compute, links, disk)
         cached = self.units.fits_page_cache(shared.on_disk)

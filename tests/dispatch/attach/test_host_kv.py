@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
+import os
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +18,11 @@ from transformers import DynamicCache
 
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model, undispatch
+from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.dispatch.attach.host_kv_cache import HostKVLayer
 from bigmodel.errors import DispatchError
 from bigmodel.plan import Plan, plan
+from bigmodel.plan.memory.host_kv import rows_on_disk
 from bigmodel.profile import Profile, profile_model
 from bigmodel.verify.planned_use import planned_use
 
@@ -161,3 +166,111 @@ def test_a_prompt_in_chunks_attends_to_keys_and_values_on_the_host_within_the_pl
         planned_use(loaded, found).whole()
     measured = max_memory_allocated(0) - before  # ends of chunks are a little shorter than is planned
     assert 0.99 * found.devices[0].total <= measured <= found.devices[0].total <= budget
+
+
+def with_kv_on_disk(in_ram: int = 56 // 4) -> Plan:
+    """Return a plan whose RAM holds a fourth of the context's keys and values, and the device none."""
+    found = with_kv_on_host()
+    row = max(profile().kv_cache) // found.context_length
+    there = row * rows_on_disk(row // 2, found.context_length, in_ram)
+    parts = tuple(replace(part, kv_on_disk=there if part.kv_on_host else 0) for part in found.parts)
+    return replace(found, parts=parts, kv_in_ram=in_ram)
+
+
+def on_disk(folder: Path, in_ram: int = 56 // 4) -> Any:
+    return dispatch_model(model(), with_kv_on_disk(in_ram), offload_dir=folder)
+
+
+def space_of(found: nn.Module) -> int:
+    """Return the bytes that the files of keys and values take on the disk."""
+    record = dispatched(found)
+    assert record is not None
+    assert record.kv is not None
+    assert record.kv.older is not None
+    return sum(file.space for file in record.kv.older.disk.files)
+
+
+@pytest.mark.parametrize("in_ram", [3, 14, 40])
+def test_older_keys_and_values_on_disk_change_no_bit(tmp_path: Path, in_ram: int) -> None:
+    found = on_disk(tmp_path, in_ram)
+    got = generated(found)
+    rows = [each for layer in got.past_key_values.layers for each in layer.rows]
+    assert all(each.on_disk and each.length - each.on_disk <= in_ram for each in rows)
+    assert space_of(found) > 0
+    assert_equal(got, expected())
+    assert dispatched(found).stats()["kv"]["bytes_from_disk"] > 0  # type: ignore[union-attr]
+
+
+def test_beams_of_older_tokens_on_disk_are_reordered_as_on_the_device(tmp_path: Path) -> None:
+    options = {"num_beams": 3, "num_return_sequences": 2}
+    assert_equal(generated(on_disk(tmp_path), **options), generated(on_device(), **options))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda past: past.crop(-5), lambda past: past.crop(-14), copy.deepcopy, lambda past: past.reset()]
+)
+def test_a_cache_with_older_tokens_on_disk_may_be_changed_between_calls(tmp_path: Path, change: Any) -> None:
+    found = continued(on_disk(tmp_path, in_ram=8), DynamicCache(), change)
+    assert torch.equal(found, continued(on_device(), DynamicCache(), change))
+
+
+def test_the_file_has_no_name_and_its_space_is_given_back_with_the_cache(tmp_path: Path) -> None:
+    found = on_disk(tmp_path)
+    got = generated(found)
+    assert not os.listdir(tmp_path)
+    assert space_of(found) > 0
+    del got
+    gc.collect()
+    assert space_of(found) == 0
+
+
+class Stopped(Exception):
+    """What a user's streamer raises in the middle of a text."""
+
+
+def test_nothing_is_left_on_disk_after_an_error_in_the_middle_of_a_text(tmp_path: Path) -> None:
+    found, seen = on_disk(tmp_path), []
+
+    class Stopping:
+        def put(self, value: object) -> None:
+            seen.append(space_of(found))
+            if len(seen) > 2:
+                raise Stopped
+
+    with pytest.raises(Stopped):
+        found.generate(torch.arange(52)[None].to("virtual:0"), max_new_tokens=4, streamer=Stopping())
+    assert seen[-1] > 0
+    gc.collect()
+    assert space_of(found) == 0
+    assert not os.listdir(tmp_path)
+    assert_equal(generated(found), expected())
+
+
+def test_a_full_disk_is_one_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found = on_disk(tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DispatchError, match=r"keys and values cannot be written to disk \(No space left"):
+        generated(found)
+    monkeypatch.undo()
+    assert_equal(generated(found), expected())
+
+
+def test_keys_and_values_on_disk_need_a_folder() -> None:
+    with pytest.raises(DispatchError, match="offload_dir"):
+        dispatch_model(model(), with_kv_on_disk())
+
+
+@pytest.mark.slow
+def test_peaks_with_keys_and_values_on_disk_are_within_the_plan(tmp_path: Path) -> None:
+    found = plan(profile(), {0: 450_000, "cpu": 200_000})
+    assert found.kv_on_disk == found.devices["disk"].kv_cache > 0
+    gc.collect()
+    before = memory_allocated(0)
+    loaded = dispatch_model(model(), found, offload_dir=tmp_path)
+    reset_peak_memory(0)
+    with torch.inference_mode():
+        planned_use(loaded, found).whole()
+    assert max_memory_allocated(0) - before == found.devices[0].total <= 450_000
