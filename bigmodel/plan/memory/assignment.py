@@ -451,7 +451,7 @@ def with_budgets(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> 
 def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str] | None = None) -> tuple[Part, ...]:
     """Return the units of a profile as they are assigned; `reasons` as for `assemble`."""
     fetched = set(fetched_kv(profile, assignment.execution)) if profile.kv_on_host else set()
-    on_disk = kv_on_disk(profile, assignment.execution)
+    on_disk = kv_on_disk(profile, assignment.execution) if profile.kv_on_host else {}
     return tuple(
         Part(
             name=unit.name,

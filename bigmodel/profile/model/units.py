@@ -357,6 +357,7 @@ def _experts(name: str, module: nn.Module, specs: list[TensorSpec]) -> tuple[Exp
     found = (
         profile_experts((dot + inner).removesuffix("."), owner, specs, ALIGNMENT)
         for inner, owner in module.named_modules()
+        if hasattr(owner, "num_experts")
     )
     return tuple(experts for experts in found if experts is not None)
 

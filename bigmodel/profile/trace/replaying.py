@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -356,23 +356,23 @@ def _compared(value: Any) -> Hashable:
         return kind, tuple((_compared(key), _compared(member)) for key, member in value.items())
     if kind is tuple or kind is list:
         return kind, tuple(map(_compared, value))
-    return kind, value if _is_value(value) else id(value)
+    return kind, tuple(map(_compared, _fields(value))) if _is_frozen(value) else id(value)
 
 
-def _is_value(value: Any) -> bool:
-    """Return whether an object is immutable and equal to others of the same content, as a format of weights."""
-    if not is_dataclass(value) or isinstance(value, type) or type(value).__hash__ in (None, object.__hash__):
-        return False
-    try:
-        hash(value)
-    except TypeError:  # one of its fields is no value
-        return False
-    return True
+def _is_frozen(value: Any) -> bool:
+    """Return whether an object is an immutable record, as a format of weights: it is compared by its fields."""
+    return is_dataclass(value) and not isinstance(value, type) and type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def _fields(value: Any) -> list[Any]:
+    return [getattr(value, field.name) for field in fields(value)]
 
 
 def _has_settings(value: Any) -> bool:
     """Return whether an attribute of a module is an object with attributes that may change, as a config."""
-    return hasattr(value, "__dict__") and not isinstance(value, _UNCHANGING) and not _is_value(value)
+    if _is_frozen(value):
+        return any(map(_has_settings, _fields(value)))
+    return hasattr(value, "__dict__") and not isinstance(value, _UNCHANGING)
 
 
 def _state_of(module: nn.Module) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bigmodel.devices import HOST
 from bigmodel.devices.streams import PAST, Event, compute_mark, has_streams
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.scheduling.request import Delta, Observer, Request, Sequence, SequencePhase, TokenLogprob
@@ -197,7 +198,7 @@ def _shows_logprobs(scheduled: ScheduledTokens) -> bool:
 
 def _on_host(tensor: torch.Tensor, wait: bool) -> tuple[torch.Tensor, Event]:
     """A tensor on the host, and when it is there."""
-    if wait or not has_streams(tensor.device):
+    if wait or tensor.device.type == HOST or not has_streams(tensor.device):
         return tensor.cpu(), PAST
     return tensor.to("cpu", non_blocking=True), compute_mark(tensor.device)
 
