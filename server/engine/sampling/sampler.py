@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from bigmodel.devices import HOST
-from bigmodel.devices.streams import PAST, Event, compute_mark, has_streams
+from bigmodel.devices.streams import Event, compute_mark, has_streams
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.scheduling.request import Delta, Observer, Request, Sequence, SequencePhase, TokenLogprob
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
@@ -47,13 +47,13 @@ class Arriving:
         batch: entries of the step, with their logits.
         greedy: the likeliest token of each entry, -1 for NaN, where all are greedy.
         rows: the rows of all entries that are sampled from, where not all are.
-        arrived: when either is on the host.
+        arrived: when either is on the host; None: it is there.
     """
 
     batch: Seq[tuple[ScheduledTokens, torch.Tensor]]
     greedy: torch.Tensor | None = None
     rows: torch.Tensor | None = None
-    arrived: Event = PAST
+    arrived: Event | None = None
 
 
 @dataclass
@@ -122,7 +122,8 @@ class Sampler:
         """The batch with the rows that are sampled from, and greedy tokens by the order of their sequences."""
         batch = arriving.batch
         try:
-            arriving.arrived.synchronize()
+            if arriving.arrived is not None:
+                arriving.arrived.synchronize()
             if arriving.rows is not None:
                 sizes = [1 + len(scheduled.draft) for scheduled, _ in batch]
                 split = arriving.rows.split(sizes)
@@ -196,10 +197,10 @@ def _shows_logprobs(scheduled: ScheduledTokens) -> bool:
     return scheduled.sequence.params.logprobs is not None
 
 
-def _on_host(tensor: torch.Tensor, wait: bool) -> tuple[torch.Tensor, Event]:
-    """A tensor on the host, and when it is there."""
+def _on_host(tensor: torch.Tensor, wait: bool) -> tuple[torch.Tensor, Event | None]:
+    """A tensor on the host, and when it is there; None: already."""
     if wait or tensor.device.type == HOST or not has_streams(tensor.device):
-        return tensor.cpu(), PAST
+        return tensor.cpu(), None
     return tensor.to("cpu", non_blocking=True), compute_mark(tensor.device)
 
 
