@@ -134,5 +134,5 @@ def _empty(block: Block) -> dict[str, Any]:
 def _whole(block: Block) -> dict[str, Any]:
     empty = _empty(block)
     if block.kind == "call":
-        return {**empty, "input": json.loads(block.text)}
+        return {**empty, "input": json.loads(block.text) if block.complete else {}}
     return {**empty, empty["type"]: block.text}

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from bigmodel.server.answers.parsers.formats import AnswerFormat, new_id
-from bigmodel.server.answers.parsers.reader import AnswerPart, Content, Reasoning, ToolCall
+from bigmodel.server.answers.parsers.parts import (
+    AnswerPart,
+    Arguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Reasoning,
+    ToolCall,
+)
 from bigmodel.server.engine.scheduling.request import Delta, TokenLogprob
 
 Kind: TypeAlias = Literal["reasoning", "content", "call"]
@@ -18,12 +26,16 @@ Kind: TypeAlias = Literal["reasoning", "content", "call"]
 
 @dataclass
 class Block:
-    """One block; of a call, the text is that of its arguments, and it has a name and an identifier."""
+    """One block; of a call, the text is that of its arguments, and it has a name and an identifier.
+
+    A call is not ``complete`` whose arguments come in pieces and have not ended, or broke off.
+    """
 
     index: int
     kind: Kind
     name: str = ""
     call_id: str = ""
+    complete: bool = True
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -83,8 +95,8 @@ class BlockReader:
 
     @property
     def calls(self) -> bool:
-        """Whether there is a call."""
-        return any(block.kind == "call" for block in self.blocks)
+        """Whether there is a complete call."""
+        return any(block.kind == "call" and block.complete for block in self.blocks)
 
     def read(self, delta: Delta) -> list[BlockEvent]:
         """Return the blocks that a delta begins, adds to and ends. The last delta ends the last block."""
@@ -117,22 +129,34 @@ class BlockReader:
     def _read_part(self, part: AnswerPart, logprobs: tuple[TokenLogprob, ...]) -> Iterator[BlockEvent]:
         if isinstance(part, Reasoning) and not self._shows_reasoning:
             return
-        kind: Kind = "call" if isinstance(part, ToolCall) else "reasoning" if isinstance(part, Reasoning) else "content"
-        block = self._open
-        if block is None or block.kind != kind or kind == "call":
+        if isinstance(part, ToolCall | CallBegun):
+            yield from self._open_block("call", part.name, complete=isinstance(part, ToolCall))
+            if isinstance(part, ToolCall):
+                yield self._grown(part.arguments)
+                yield from self._close()
+        elif isinstance(part, Arguments):
+            yield self._grown(part.text)
+        elif isinstance(part, CallEnded):
+            self.blocks[-1].complete = part.complete
             yield from self._close()
-            call = part if isinstance(part, ToolCall) else None
-            name, call_id = ("", "") if call is None else (call.name, self._new_id())
-            block = self._open = Block(len(self.blocks), kind, name, call_id)
-            self.blocks.append(block)
-            yield Opened(block)
-        text = part.arguments if isinstance(part, ToolCall) else part.text
+        else:
+            kind: Kind = "reasoning" if isinstance(part, Reasoning) else "content"
+            if self._open is None or self._open.kind != kind:
+                yield from self._open_block(kind)
+            yield self._grown(part.text, logprobs if kind == "content" else ())
+
+    def _open_block(self, kind: Kind, name: str = "", *, complete: bool = True) -> Iterator[BlockEvent]:
+        yield from self._close()
+        block = Block(len(self.blocks), kind, name, self._new_id() if kind == "call" else "", complete)
+        self._open = block
+        self.blocks.append(block)
+        yield Opened(block)
+
+    def _grown(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Grown:
+        block = self.blocks[-1]
         block.pieces.append(text)
-        if kind == "content":
-            block.logprobs += logprobs
-        yield Grown(block, text, logprobs if kind == "content" else ())
-        if kind == "call":
-            yield from self._close()
+        block.logprobs += logprobs
+        return Grown(block, text, logprobs)
 
     def _close(self) -> Iterator[BlockEvent]:
         if self._open is not None:

@@ -9,7 +9,16 @@ from typing import Any
 
 from bigmodel.server.answers.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from bigmodel.server.answers.parsers.formats import AnswerFormat
-from bigmodel.server.answers.parsers.reader import AnswerParser, AnswerPart, Content, Reasoning, ToolCall
+from bigmodel.server.answers.parsers.parts import (
+    AnswerPart,
+    Arguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Reasoning,
+    ToolCall,
+)
+from bigmodel.server.answers.parsers.reader import AnswerParser
 from bigmodel.server.answers.sse import COMMENT, event
 from bigmodel.server.engine.scheduling.request import Delta, Done, TokenLogprob
 from bigmodel.server.text.codec import TextCodec
@@ -191,6 +200,7 @@ class _ChatChoice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
+    complete_calls: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reason: str | None = None
     streamed: int = 0  # tokens
@@ -211,15 +221,15 @@ class _ChatChoice:
             self.reasoning_tokens = self.tokens
         return parts
 
-    def note_call(self, call: ToolCall, call_id: str) -> dict[str, Any]:
-        """Count a call; returns its JSON."""
-        function = {"name": call.name, "arguments": call.arguments}
-        self.calls.append({"id": call_id, "type": "function", "function": function})
+    def note_call(self, name: str, call_id: str, arguments: str = "", *, complete: bool = True) -> dict[str, Any]:
+        """Add a call; returns its JSON."""
+        self.calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+        self.complete_calls += complete
         return self.calls[-1]
 
     def finish_reason(self, reason: str) -> str:
-        """Why the answer ended: "tool_calls" where it has some and is complete."""
-        return "tool_calls" if self.calls and reason == "stop" else reason
+        """Why the answer ended: "tool_calls" where it has complete ones and came to its end."""
+        return "tool_calls" if self.complete_calls and reason == "stop" else reason
 
 
 class ChatAnswer:
@@ -263,7 +273,7 @@ class ChatAnswer:
         """The events of a delta, one for each part of the answer; the finish reason is a chunk of its own."""
         choice = self._choices[index]
         choice.streamed += len(delta.token_ids)
-        pieces = [self._piece(choice, part) for part in self._shown(choice.read(delta))]
+        pieces = [piece for part in self._shown(choice.read(delta)) if (piece := self._piece(choice, part))]
         if not pieces and delta.logprobs and self._wants_logprobs:
             pieces = ['{"content": ""}']  # text that is held back has log-probabilities all the same
         logprobs = "null"
@@ -278,12 +288,24 @@ class ChatAnswer:
         return out
 
     def _piece(self, choice: _ChatChoice, part: AnswerPart) -> str:
-        """The delta of a chunk, as JSON."""
-        if isinstance(part, ToolCall):
-            call = choice.note_call(part, self._call_id())
-            return json.dumps({"tool_calls": [{"index": len(choice.calls) - 1, **call}]})
+        """The delta of a chunk, as JSON; empty for the end of a call."""
+        if isinstance(part, Arguments):
+            last = len(choice.calls) - 1
+            return f'{{"tool_calls": [{{"index": {last}, "function": {{"arguments": {json.dumps(part.text)}}}}}]}}'
+        if isinstance(part, ToolCall | CallBegun | CallEnded):
+            call = self._note(choice, part)
+            return "" if call is None else json.dumps({"tool_calls": [{"index": len(choice.calls) - 1, **call}]})
         name = "content" if isinstance(part, Content) else "reasoning_content"
         return f'{{"{name}": {json.dumps(part.text)}}}'
+
+    def _note(self, choice: _ChatChoice, part: ToolCall | CallBegun | CallEnded) -> dict[str, Any] | None:
+        """Note a call or the end of one; returns the JSON of a new one."""
+        if isinstance(part, CallEnded):
+            choice.complete_calls += part.complete
+            return None
+        if isinstance(part, CallBegun):
+            return choice.note_call(part.name, self._call_id(), complete=False)
+        return choice.note_call(part.name, self._call_id(), part.arguments)
 
     def _shown(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         return parts if self._shows_reasoning else [part for part in parts if not isinstance(part, Reasoning)]
@@ -312,8 +334,10 @@ class ChatAnswer:
         """Collect a delta for :meth:`whole`."""
         choice = self._choices[index]
         for part in self._shown(choice.read(delta)):
-            if isinstance(part, ToolCall):
-                choice.note_call(part, self._call_id())
+            if isinstance(part, Arguments):
+                choice.calls[-1]["function"]["arguments"] += part.text
+            elif isinstance(part, ToolCall | CallBegun | CallEnded):
+                self._note(choice, part)
             else:
                 (choice.content if isinstance(part, Content) else choice.reasoning).append(part.text)
         choice.logprobs += delta.logprobs

@@ -145,7 +145,10 @@ class ResponseAnswer:
         return [self._item(block) for block in self._reader.blocks]
 
     def _item(self, block: Block, *, begun: bool = False) -> dict[str, Any]:
-        cut = self._reader.finish_reason == "length" and block is self._reader.blocks[-1] and block.kind != "call"
+        if block.kind == "call":
+            cut = not block.complete
+        else:
+            cut = self._reader.finish_reason == "length" and block is self._reader.blocks[-1]
         status = "in_progress" if begun else "incomplete" if cut else "completed"
         item = {"id": self._id(block), "status": status}
         if block.kind == "call":

@@ -174,6 +174,7 @@ def answer_format(body: ChatBody, model: RunningModel, prompt: list[int]) -> Ans
         forced=held == "tool_choice",
         opened=formats.ends_within_reasoning(end),
         closed=formats.ends_behind_reasoning(end),
+        streams=bool(body.stream),
     )
 
 

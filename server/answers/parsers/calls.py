@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from bigmodel.server.answers.parsers.reader import Reading, TextReader, ToolCall
+from bigmodel.server.answers.parsers.parts import ToolCall
 from bigmodel.server.answers.parsers.schema_check import fits
 from bigmodel.server.answers.parsers.value_grammars import read_value
 
@@ -38,6 +38,18 @@ class Tools:
             return None
         text = _written(arguments)
         return None if text is None else ToolCall(name, text)
+
+    def has(self, name: str) -> bool:
+        """Whether a function may be called."""
+        return name in self._schemas
+
+    def streams(self, name: str) -> bool:
+        """Whether the arguments of a function may be sent before they are complete: they have to be an object only."""
+        return name not in self._strict
+
+    def of_text(self, name: str, arguments: str) -> ToolCall | None:
+        """Return a call with arguments as they were written; None if they do not fit."""
+        return None if self.call(name, arguments) is None else ToolCall(name, arguments)
 
     def read(self, text: str) -> list[ToolCall] | None:
         """Return the calls in the JSON text of an object, or of a list of them; None if any part of it is no call."""
@@ -89,25 +101,3 @@ def _written(arguments: dict[str, Any]) -> str | None:
     except UnicodeEncodeError:  # a lone surrogate, which JSON can escape
         return json.dumps(arguments)
     return text
-
-
-def read_object(reader: TextReader, tools: Tools, before: str) -> Reading[bool]:
-    """Read the calls of a JSON object, and return whether it is any; what is none is given back with ``before``."""
-    before += yield from reader.space()
-    text = yield from reader.value("{")
-    return reader.calls_or_text(tools.read(text), before + text)
-
-
-def read_list(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
-    """Read the calls of a JSON list, each as soon as it is complete.
-
-    ``before``: what of the list has been read, its bracket included; given back if the first value is no call.
-    """
-    while (yield from read_object(reader, tools, before)):
-        before = yield from reader.space()
-        comma = yield from reader.starts(",", "]")
-        before += comma
-        if comma != ",":
-            if comma != "]":
-                reader.content(before)
-            return

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+from bigmodel.server.answers.parsers.call_text import read_arguments
 from bigmodel.server.answers.parsers.calls import Tools
-from bigmodel.server.answers.parsers.reader import Reading, TextReader, ToolCall
+from bigmodel.server.answers.parsers.reader import Reading, TextReader
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 FENCE = "```"
+
+_UP_TO_BRACKET = re.compile(r"[^{<]*[{<]")
 
 
 def read(reader: TextReader, tools: Tools) -> Reading[None]:
@@ -32,17 +37,27 @@ def _block(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
                 reader.content(before + found.text)
             return
         head, middle = yield from reader.collect(SEPARATOR, CALL_END)
-        body, rest = "", ""
+        before += found.text + head + middle.text
         if middle.marker == SEPARATOR:
-            body, end = yield from reader.collect(CALL_END)
-            rest = body + end.text
-        call = _call(tools, head.strip(), body)
-        called |= reader.calls_or_text(call, before + found.text + head + middle.text + rest)
+            called |= yield from _call(reader, tools, head.strip(), before)
+        else:
+            reader.content(before)
         before = ""
 
 
-def _call(tools: Tools, head: str, body: str) -> ToolCall | None:
-    if head != "function":
-        return tools.call(head, body)
-    name, _, rest = body.strip().partition("\n")
-    return tools.call(name.strip(), rest.strip().removeprefix(FENCE).removeprefix("json").removesuffix(FENCE))
+def _call(reader: TextReader, tools: Tools, name: str, before: str) -> Reading[bool]:
+    """Read what follows the name or the kind of a call; return whether it is a call, or has begun as one."""
+    if name == "function":
+        ahead = yield from reader.ahead(_UP_TO_BRACKET)
+        name, _, rest = ahead.strip().partition("\n")
+        if rest.endswith("{") and rest[:-1].strip() in ("", FENCE, f"{FENCE}json", "json"):
+            name = name.strip()
+            before += reader.take_next(len(ahead) - 1)
+    else:
+        before += yield from reader.space()
+    call = yield from read_arguments(reader, tools, name, (CALL_END,))
+    text, end = yield from reader.collect(CALL_END)
+    if call is None:
+        reader.content(before + text + end.text)
+        return False
+    return call.close(text, fits=text.strip() in ("", FENCE), before=before, end=end.text)

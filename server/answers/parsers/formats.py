@@ -10,7 +10,8 @@ from typing import Any
 
 from bigmodel.errors import ServeError
 from bigmodel.server.answers.parsers import deepseek, gemma, glm, harmony, hermes, llama3, mistral, qwen_xml, think
-from bigmodel.server.answers.parsers.calls import Tools, read_list
+from bigmodel.server.answers.parsers.call_text import read_list
+from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.reader import AnswerParser, Reading, TextReader
 from bigmodel.server.text.codec import TextCodec
 
@@ -133,6 +134,7 @@ class AnswerFormat:
         forced: Whether a grammar holds the answer to calls: a JSON list of them, or harmony's messages.
         opened: Whether the prompt ends with the first tag of the reasoning.
         closed: Whether it ends with the last one: the model does not reason.
+        streams: Whether the answer is streamed: arguments of calls that are JSON come in pieces.
     """
 
     formats: ModelFormats
@@ -143,6 +145,7 @@ class AnswerFormat:
     forced: bool = False
     opened: bool = False
     closed: bool = False
+    streams: bool = False
 
     @property
     def new_id(self) -> Callable[[], str]:
@@ -163,7 +166,7 @@ class AnswerFormat:
 
     def parser(self) -> AnswerParser:
         """A parser for one answer."""
-        reader = TextReader(self.kept.values(), single=self.single)
+        reader = TextReader(self.kept.values(), single=self.single, streams=self.streams)
         return AnswerParser(reader, self._reading(reader))
 
     def _reading(self, reader: TextReader) -> Reading[None]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.hermes import read_tagged
-from bigmodel.server.answers.parsers.reader import Reading, TextReader, ToolCall
+from bigmodel.server.answers.parsers.parts import ToolCall
+from bigmodel.server.answers.parsers.reader import Reading, TextReader
 
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from bigmodel.server.answers.parsers.call_text import read_arguments
 from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.reader import Reading, Sink, TextReader
 
@@ -33,9 +34,14 @@ def read(reader: TextReader, tools: Tools, analysis: Sink) -> Reading[None]:
         channel, function = _CHANNEL_NAME.search(header), _FUNCTION.search(header)
         ends = (*ENDS, START, CHANNEL)
         if function is not None:
-            arguments, end = yield from reader.collect(*ends)
-            call = tools.call(function[1], arguments)
-            reader.calls_or_text(call, header + arguments + (end.text if end.marker in ENDS else end.gap))
+            header += yield from reader.space()
+            called = yield from read_arguments(reader, tools, function[1], ends)
+            text, end = yield from reader.collect(*ends)
+            closing = end.text if end.marker in ENDS else end.gap
+            if called is None:
+                reader.content(header + text + closing)
+            else:
+                called.close(text, fits=not text.strip(), before=header, end=closing)
         else:
             hidden = channel is not None and channel[1] == "analysis"
             end = yield from reader.until(ends, analysis if hidden else reader.content)

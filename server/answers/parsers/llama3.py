@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bigmodel.server.answers.parsers.calls import Tools, read_object
+from bigmodel.server.answers.parsers.call_text import read_object
+from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.reader import Reading, TextReader
 
 TAG = "<|python_tag|>"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import string
 
-from bigmodel.server.answers.parsers.calls import Tools, read_list
+from bigmodel.server.answers.parsers.call_text import read_arguments, read_list
+from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.reader import Reading, TextReader
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -35,10 +36,15 @@ def _named(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
     if found.marker == CALL_ID:
         call_id, found = yield from reader.collect(ARGS)
         before += call_id + found.text
-    space = yield from reader.space()
-    arguments = yield from reader.value("{")
-    call = tools.call(name.strip(), arguments)
-    reader.calls_or_text(call, before + space + arguments)
+    before += yield from reader.space()
+    called = yield from read_arguments(reader, tools, name.strip())
+    if called is None:
+        reader.content(before)
+    elif called.complete:
+        called.close("", fits=True, before=before)
+    else:
+        text = yield from reader.value("{", called.text)
+        called.close(text[len(called.text) :], fits=False, before=before)
 
 
 def new_id() -> str:

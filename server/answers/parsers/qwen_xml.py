@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.hermes import read_tagged
-from bigmodel.server.answers.parsers.reader import Reading, TextReader, ToolCall
+from bigmodel.server.answers.parsers.parts import ToolCall
+from bigmodel.server.answers.parsers.reader import Reading, TextReader
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"

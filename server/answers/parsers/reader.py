@@ -8,8 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
+
+from bigmodel.server.answers.parsers.nesting import Nesting
+from bigmodel.server.answers.parsers.object_text import ObjectText
+from bigmodel.server.answers.parsers.parts import (
+    AnswerPart,
+    Arguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Reasoning,
+    ToolCall,
+)
 
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]
@@ -21,32 +32,8 @@ Sink: TypeAlias = Callable[[str], None]
 GAP = 32
 """Longest white space beside a marker that belongs to the marker, not to the text."""
 
-_STRUCTURE = re.compile(r'["\\{}\[\]]')
-
-
-@dataclass(frozen=True)
-class Content:
-    """Text of the answer."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Reasoning:
-    """Text that the model wrote before its answer."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call of a function; ``arguments`` is the JSON text of an object."""
-
-    name: str
-    arguments: str
-
-
-AnswerPart: TypeAlias = Content | Reasoning | ToolCall
+HEAD = 1024
+"""Most characters before the arguments of a call that are waited for, to send them as they come."""
 
 
 class Found(NamedTuple):
@@ -67,9 +54,11 @@ class TextReader:
     Args:
         hidden: Texts that are never shown: those of special tokens.
         single: Whether the answer ends with its first call; what follows is dropped.
+        streams: Whether arguments are wanted in pieces, as they come.
     """
 
-    def __init__(self, hidden: Iterable[str] = (), *, single: bool = False) -> None:
+    def __init__(self, hidden: Iterable[str] = (), *, single: bool = False, streams: bool = False) -> None:
+        self.streams = streams
         self._hidden = tuple(hidden)
         self._single = single
         self._text = ""
@@ -101,6 +90,26 @@ class TextReader:
         else:
             self.calls([calls] if isinstance(calls, ToolCall) else calls)
         return calls is not None
+
+    def begin_call(self, name: str) -> None:
+        """Begin a call whose arguments come in pieces."""
+        if not self._closed:
+            self._parts.append(CallBegun(name))
+
+    def arguments(self, text: str) -> None:
+        """Give a piece of the arguments of the call that has begun."""
+        if text and not self._closed:
+            last = self._parts[-1] if self._parts else None
+            if isinstance(last, Arguments):
+                self._parts[-1] = Arguments(last.text + text)
+            else:
+                self._parts.append(Arguments(text))
+
+    def end_call(self, *, complete: bool) -> None:
+        """End the call that has begun."""
+        if not self._closed:
+            self._parts.append(CallEnded(complete))
+            self._closed = self._single
 
     def _show(self, kind: type[Content] | type[Reasoning], text: str) -> None:
         for marker in self._hidden:
@@ -177,17 +186,19 @@ class TextReader:
         self._text = self._text[len(option) :]
         return option
 
-    def value(self, opening: str) -> Reading[str]:
+    def value(self, opening: str, begun: str = "") -> Reading[str]:
         """Take the JSON value at the beginning of the text, which begins with one of the characters `opening`.
 
-        Returns "" for other texts, and the whole rest where the value does not end.
+        Returns "" for other texts, and the whole rest where the value does not end. ``begun``: what of the value has
+        been taken before.
         """
         while not self._text and not self._ended:
             yield
-        if self._text[:1] not in tuple(opening):
+        if not begun and self._text[:1] not in tuple(opening):
             return ""
-        pieces = []
-        nesting = _Nesting()
+        pieces = [begun]
+        nesting = Nesting()
+        nesting.end_in(begun)
         while True:
             end = nesting.end_in(self._text)
             pieces.append(self._text[:end])
@@ -196,32 +207,35 @@ class TextReader:
                 return "".join(pieces)
             yield
 
+    def ahead(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Return what of the next `HEAD` characters matches, which is not taken, once it does; "" if nothing does."""
+        while True:
+            found = pattern.match(self._text, 0, HEAD)
+            if found is not None or self._ended or len(self._text) >= HEAD:
+                return "" if found is None else found[0]
+            yield
 
-class _Nesting:
-    """Follows brackets and strings of a JSON value over pieces of it."""
+    def take_next(self, size: int) -> str:
+        """Take so many characters, which are there."""
+        taken, self._text = self._text[:size], self._text[size:]
+        return taken
 
-    def __init__(self) -> None:
-        self._depth = 0
-        self._quoted = False
-        self._escaped = False
+    def object(self, text: ObjectText, sink: Sink, stop: tuple[str, ...] = ()) -> Reading[str]:
+        """Take a JSON object up to its end, its first error, or one of the markers ``stop``; return what is taken.
 
-    def end_in(self, text: str) -> int | None:
-        """Return where in the next piece the value ends; None if it goes on."""
-        at = 0
-        if self._escaped and text:
-            at, self._escaped = 1, False
-        while found := _STRUCTURE.search(text, at):
-            letter, at = found[0], found.end()
-            if letter == "\\":
-                self._escaped = self._quoted and at == len(text)
-                at += self._quoted
-            elif letter == '"':
-                self._quoted = not self._quoted
-            elif not self._quoted:
-                self._depth += 1 if letter in "{[" else -1
-                if self._depth == 0:
-                    return at
-        return None
+        What ``text`` lets through of it goes to ``sink`` as it arrives.
+        """
+        taken: list[str] = []
+        while True:
+            stops = [at for marker in stop if (at := self._text.find(marker)) >= 0]
+            last = bool(stops) or self._ended
+            end = min(stops) if stops else len(self._text) if last else _without_beginning(self._text, stop)
+            used, written = text.read(self._text[:end], last=last)
+            sink(written)
+            taken.append(self.take_next(used))
+            if text.state != "open" or last:
+                return "".join(taken)
+            yield
 
 
 def _without_beginning(text: str, markers: tuple[str, ...]) -> int:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigmodel.server.answers.parsers.formats import TOOL_FORMATS, AnswerFormat, ModelFormats
-from bigmodel.server.answers.parsers.reader import AnswerPart, Content, Reasoning, ToolCall
+from bigmodel.server.answers.parsers.parts import (
+    AnswerPart,
+    Arguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Reasoning,
+    ToolCall,
+)
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {
@@ -22,11 +30,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Answer:
-    """What was found in a text."""
+    """What was found in a text; `written`: the arguments of the calls; `broken`: calls that began and broke off."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    written: list[str] = field(default_factory=list, compare=False)
+    broken: list[tuple[str, str]] = field(default_factory=list)
+
+    _begun: tuple[str, str] = field(default=("", ""), compare=False)
 
     def add(self, parts: Iterable[AnswerPart]) -> None:
         for part in parts:
@@ -34,9 +46,16 @@ class Answer:
                 self.content += part.text
             elif isinstance(part, Reasoning):
                 self.reasoning += part.text
+            elif isinstance(part, CallBegun):
+                self._begun = part.name, ""
+            elif isinstance(part, Arguments):
+                self._begun = self._begun[0], self._begun[1] + part.text
+            elif isinstance(part, CallEnded) and not part.complete:
+                self.broken.append(self._begun)
             else:
-                assert isinstance(part, ToolCall)
-                self.calls.append((part.name, json.loads(part.arguments)))
+                name, arguments = self._begun if isinstance(part, CallEnded) else (part.name, part.arguments)
+                self.calls.append((name, json.loads(arguments)))
+                self.written.append(arguments)
 
 
 def form(tools: str | None = None, reasoning: str | None = None, **more: Any) -> AnswerFormat:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from bigmodel.server.answers.parsers.calls import Tools
-from bigmodel.server.answers.parsers.reader import ToolCall
+from bigmodel.server.answers.parsers.parts import ToolCall
 from tests.server.answers.parsers.reading import SCHEMAS
 
 TOOLS = Tools(SCHEMAS)

@@ -165,6 +165,7 @@ FORMATS = st.builds(
     opened=st.booleans(),
     forced=st.booleans(),
     single=st.booleans(),
+    streams=st.booleans(),
 )
 
 

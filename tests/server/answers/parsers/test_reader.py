@@ -6,16 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigmodel.server.answers.parsers.reader import (
-    GAP,
-    AnswerParser,
-    AnswerPart,
-    Content,
-    Reading,
-    Reasoning,
-    TextReader,
-    ToolCall,
-)
+from bigmodel.server.answers.parsers.parts import AnswerPart, Content, Reasoning, ToolCall
+from bigmodel.server.answers.parsers.reader import GAP, AnswerParser, Reading, TextReader
 
 
 def shouted(reader: TextReader) -> Reading[None]:
