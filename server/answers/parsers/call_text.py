@@ -80,7 +80,7 @@ def read_arguments(
 
 
 def read_called(reader: TextReader, tools: Tools, stop: tuple[str, ...] = ()) -> Reading[CallText | None]:
-    """Read an object with a `name` and the `arguments` or `parameters`, up to the end of these; None if none is here."""
+    """Read an object with a `name` and the `arguments` or `parameters`, and these; None if none is here."""
     ahead = yield from reader.ahead(_UP_TO_BRACKET)
     found = _HEAD.fullmatch(ahead)
     name = None if found is None else read_json(found[1])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bigmodel.server.answers.parsers.calls import Tools
-from bigmodel.server.answers.parsers.python_calls import python_calls
 from bigmodel.server.answers.parsers.parts import ToolCall
+from bigmodel.server.answers.parsers.python_calls import python_calls
 from bigmodel.server.answers.parsers.reader import Reading, TextReader
 
 CODE, JSON, END = "```tool_code", "```json", "```"

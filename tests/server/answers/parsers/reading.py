@@ -15,7 +15,6 @@ from bigmodel.server.answers.parsers.parts import (
     CallEnded,
     Content,
     Reasoning,
-    ToolCall,
 )
 
 SCHEMAS: dict[str, dict[str, Any]] = {
