@@ -88,8 +88,15 @@ def test_calls_and_reasoning_of_a_stream(hermes: openai.OpenAI, logprobs: bool) 
     assert "".join(delta.content or "" for delta in deltas) == "I look it up."
     assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "Which city?"
     calls = [call for delta in deltas for call in delta.tool_calls or ()]
-    assert [call.index for call in calls] == [0, 1]
-    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == BOTH
+    heads = [call for call in calls if call.id]
+    assert [(call.index, call.type, call.function.arguments) for call in heads] == [
+        (0, "function", ""),
+        (1, "function", ""),
+    ]
+    assert all(call.type is None and call.function.name is None for call in calls if not call.id)
+    texts = ["".join(call.function.arguments for call in calls if call.index == head.index) for head in heads]
+    assert [(head.function.name, json.loads(text)) for head, text in zip(heads, texts)] == BOTH
+    assert texts == [call.function.arguments for call in ask(hermes, tools=TOOLS).choices[0].message.tool_calls]
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["tool_calls"]
     if logprobs:
         assert sum(len(c.choices[0].logprobs.content) for c in chunks if c.choices[0].logprobs) == len(HERMES)

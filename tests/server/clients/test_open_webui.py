@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import httpx
@@ -55,6 +55,17 @@ def deltas(answer: httpx.Response) -> tuple[list[dict[str, Any]], dict[str, Any]
     return found, usage
 
 
+def merged(deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The calls of a stream, put together as the program does."""
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        if delta["index"] not in calls:
+            calls[delta["index"]] = delta
+        else:
+            calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
+    return list(calls.values())
+
+
 def test_the_list_of_models(ui: httpx.Client) -> None:
     answer = ui.get("/models")
     (model,) = answer.json()["data"]
@@ -97,7 +108,7 @@ def test_functions_are_called_and_their_results_sent_back(hermes: str) -> None:
         body = {"model": MODEL, "tools": TOOLS, "stream": True, "temperature": 0}
         with ui.stream("POST", "/chat/completions", json={**body, "messages": messages}) as answer:
             found, _ = deltas(answer)
-        calls = [call for delta in found for call in delta.get("tool_calls", ())]
+        calls = merged(call for delta in found for call in delta.get("tool_calls", ()))
         assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls] == BOTH
         assert "".join(delta.get("content") or "" for delta in found) == SAID
         assert "".join(delta.get("reasoning_content") or "" for delta in found) == THOUGHT
