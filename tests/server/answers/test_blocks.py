@@ -6,7 +6,7 @@ from bigmodel.server.answers.blocks import BlockReader, Closed, Grown, Opened
 from bigmodel.server.answers.parsers.formats import AnswerFormat, ModelFormats
 from bigmodel.server.engine import Delta
 
-FORM = AnswerFormat(ModelFormats("hermes", "think"), schemas={"f": {}})
+FORM = AnswerFormat(ModelFormats("hermes", "think"), schemas={"f": {}}, streams=True)
 TEXT = '<think>\nwhy\n</think>so<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 TEXT += '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
@@ -51,3 +51,14 @@ def test_without_a_format_all_is_content() -> None:
     reader.read(Delta(0, "", (), finish_reason="stop", stop="x"))
     assert [(block.kind, block.text) for block in reader.blocks] == [("content", "<think>")]
     assert reader.stop == "x"
+
+
+def test_arguments_grow_and_a_call_that_breaks_off_is_none() -> None:
+    reader = BlockReader(FORM)
+    text = '<tool_call>{"name": "f", "arguments": {"a": "long'
+    events = [event for letter in text for event in reader.read(Delta(0, letter))]
+    assert "".join(event.text for event in events if isinstance(event, Grown)) == '{"a": "long'
+    assert len(events) == 1 + len('{"a": "long')
+    reader.read(Delta(0, "", finish_reason="length"))
+    assert [(block.kind, block.complete) for block in reader.blocks] == [("call", False)]
+    assert not reader.calls
