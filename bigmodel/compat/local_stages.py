@@ -11,7 +11,7 @@ from ..devices import format_size
 from ..dispatch.attach.dispatched import Dispatched
 from ..errors import TrainError
 from ..plan import Plan
-from ..plan.memory.micro_batches import in_flight
+from ..plan.memory.micro_batches import most_in_flight
 from ..plan.result.stages import stage_runs
 
 
@@ -51,7 +51,7 @@ def _check_room(plan: Plan, rows: int, accelerators: int) -> None:
     """Raise TrainError if the plan leaves too little for as many micro-batches at once as there may be."""
     if plan.micro_batch_size is not None and rows <= plan.micro_batch_size:
         return
-    most = in_flight(accelerators + 1, 1, accelerators)
+    most = most_in_flight(accelerators)
     for key, device in plan.devices.items():
         each = -(-rows // plan.batch_size) * (device.activations + device.workspace)
         more = most * each - (device.activations + device.workspace)

@@ -163,8 +163,7 @@ def _place(model: nn.Module, elsewhere: Iterable[nn.Module], device: torch.devic
             module._buffers[name] = None if buffer is None else buffer.to(device)
 
 
-def _refusal(value: Any) -> TrainError:
-    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+def _refusal(what: str) -> TrainError:
     return TrainError(
         f"the model returns {what} that has no row for each row of its input, such as a loss: give an example of as "
         "many rows as the batch, so that it is computed in one piece"

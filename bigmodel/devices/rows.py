@@ -10,8 +10,8 @@ import torch
 
 from .nested import iter_leaves, map_tensors, open_container
 
-Refusal = Callable[[Any], Exception]
-"""Returns the error for a value that cannot be joined."""
+Refusal = Callable[[str], Exception]
+"""Returns the error for an output that cannot be joined, given what it is: "a tensor of shape (3,)"."""
 
 
 def row_count(arguments: Any) -> int | None:
@@ -60,7 +60,7 @@ def join_rows(
     if container is not None:
         members = [each.members for each in opened if each is not None and len(each.keys) == len(container.keys)]
         if len(members) < len(outputs):
-            raise refusal(first)
+            raise refusal(_described(first))
         return container.rebuild([join_rows(each, counts, refusal, reads) for each in zip(*members, strict=True)])
     if not (hasattr(first, "__dict__") and all(vars(each).keys() == vars(first).keys() for each in outputs)):
         return _equal(outputs, refusal)
@@ -75,10 +75,14 @@ def _joined_tensors(tensors: Sequence[torch.Tensor], counts: Sequence[int], refu
         return torch.cat(list(tensors))
     if all(leaf.shape == tensors[0].shape and torch.equal(leaf, tensors[0]) for leaf in tensors):
         return tensors[0].clone()
-    raise refusal(tensors[0])
+    raise refusal(_described(tensors[0]))
 
 
 def _equal(values: Sequence[Any], refusal: Refusal) -> Any:
     if any(each is not values[0] and each != values[0] for each in values):
-        raise refusal(values[0])
+        raise refusal(_described(values[0]))
     return values[0]
+
+
+def _described(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"

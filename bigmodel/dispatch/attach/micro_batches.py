@@ -17,7 +17,7 @@ import torch
 from ...devices.forks import new_lock
 from ...devices.rows import cut_rows, join_rows, row_count
 from ...errors import DispatchError
-from ...limits import SPARE_MICRO_BATCHES
+from ...plan.memory.micro_batches import most_in_flight
 from ..streaming.streamer import is_transformed
 from ..transfer.stages import StagePipeline, StageStep, running_step
 from .attached_forward import AttachedForward
@@ -77,7 +77,7 @@ class MicroBatches(NotCopied):
     def _in_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], rows: int, size: int) -> Any:
         pipeline = self.pipeline
         assert pipeline is not None
-        most = len(set(pipeline.devices)) + SPARE_MICRO_BATCHES
+        most = most_in_flight(len(set(pipeline.devices)))
         flying: deque[StageStep] = deque()
         outputs: list[Any] = []
         counts: list[int] = []
@@ -108,8 +108,7 @@ def _wait_for(flying: Sequence[StageStep], error: BaseException) -> None:
             error.add_note(f"another micro-batch failed, too: {type(other).__name__}: {other}")
 
 
-def _refusal(value: Any) -> DispatchError:
-    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+def _refusal(what: str) -> DispatchError:
     return DispatchError(
         f"the model returns {what} that has no row for each row of its input, such as a loss, so it cannot be put "
         "together from micro-batches: call it without what makes that output, or plan with micro_batch_size=None"

@@ -18,9 +18,14 @@ from ..result.budgets import Key
 from .reserved import ReplayOptions, ReservedMemory, block_bytes
 
 
+def most_in_flight(accelerators: int) -> int:
+    """Return how many micro-batches are in flight over so many accelerators at most."""
+    return accelerators + SPARE_MICRO_BATCHES
+
+
 def in_flight(rows: int, size: int, accelerators: int) -> int:
     """Return how many micro-batches of `size` of so many rows are in flight over so many accelerators."""
-    return min(-(-rows // size), accelerators + SPARE_MICRO_BATCHES)
+    return min(-(-rows // size), most_in_flight(accelerators))
 
 
 def micro_batch_peaks(profile: Profile, options: ReplayOptions) -> dict[Key, int]:

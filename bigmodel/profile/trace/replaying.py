@@ -128,6 +128,7 @@ class ReplayingRecorder(Recorder):
         super().__init__(*args, **kwargs)
         self._calls: dict[Hashable, _Call] = {}
         self._structures: dict[Hashable, int] = {}
+        self._known_settings: dict[Hashable, int] = {}
         self._known_modules: dict[int, _Known] = {}
         self._objects: dict[int, Any] = {}  # what modules read beside tensors: configs
 
@@ -175,8 +176,8 @@ class ReplayingRecorder(Recorder):
     @property
     def _settings(self) -> int:
         """A number that is equal for equal settings of all configs: which kernels are called depends on them."""
-        settings = tuple(tuple(map(id, vars(each).values())) for each in self._objects.values())
-        return self._structures.setdefault(settings, len(self._structures))
+        settings = tuple(tuple(map(_identity, vars(each).values())) for each in self._objects.values())
+        return self._known_settings.setdefault(settings, len(self._known_settings))
 
     def _replayed(self, module: nn.Module, method: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return the result of a call of `method`, the forward of a module: replayed if it repeats one."""
@@ -375,14 +376,19 @@ def _has_settings(value: Any) -> bool:
     return hasattr(value, "__dict__") and not isinstance(value, _UNCHANGING)
 
 
+def _identity(value: Any) -> Hashable:
+    """Return what another value has if it is the same: an object, or an equal plain value."""
+    return value if type(value) in _SCALARS else id(value)
+
+
 def _state_of(module: nn.Module) -> tuple[object, ...]:
     """Return what changes if an attribute of a module is set, or a member of one that is a collection."""
     own = vars(module)
-    found = [*map(id, own.values())]
+    found: list[Hashable] = [*map(_identity, own.values())]
     for name, member in own.items():
         kind = type(member)
         if kind is dict and name not in _HOOKS:
-            found += map(id, member.values())
+            found += map(_identity, member.values())
         elif kind is list or kind is set:
-            found += map(id, member)
+            found += map(_identity, member)
     return tuple(found)
