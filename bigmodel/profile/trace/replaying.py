@@ -129,13 +129,15 @@ class ReplayingRecorder(Recorder):
         self._calls: dict[Hashable, _Call] = {}
         self._structures: dict[Hashable, int] = {}
         self._known_settings: dict[Hashable, int] = {}
+        self._held: list[object] = []  # what is told from others by its `id`, which no other gets while it is alive
         self._known_modules: dict[int, _Known] = {}
         self._objects: dict[int, Any] = {}  # what modules read beside tensors: configs
 
     def replay_calls(self, model: nn.Module) -> None:
         """Replay repeated calls of the modules in `model`; call it before modules are followed."""
         for module in model.modules():
-            self._objects.update((id(value), value) for value in vars(module).values() if _has_settings(value))
+            own = ((name, value) for name, value in vars(module).items() if name not in _OF_MODULES)
+            self._objects.update((id(value), value) for _, value in own if _has_settings(value))
             if "forward" in vars(module):
                 self._known_modules[id(module)] = _Known(None, ())
             elif type(module).forward is not nn.Module.forward:
@@ -164,6 +166,7 @@ class ReplayingRecorder(Recorder):
             if tensor is not None:  # PyTorch multiplies with one that requires gradients in another way
                 settings = tensor.stride(), tensor.dtype, tensor.requires_grad
                 parts.append((name, tensor.shape, settings, id(known_value(tensor))))
+        self._held += [value for value in own.values() if type(value) in _SCALARS]
         states = [(module, _state_of(module))]
         for name, child in module._modules.items():
             known = None if child is None else self._known_module(child)
@@ -176,8 +179,12 @@ class ReplayingRecorder(Recorder):
     @property
     def _settings(self) -> int:
         """A number that is equal for equal settings of all configs: which kernels are called depends on them."""
-        settings = tuple(tuple(map(_identity, vars(each).values())) for each in self._objects.values())
-        return self._known_settings.setdefault(settings, len(self._known_settings))
+        settings = tuple(tuple(map(id, vars(each).values())) for each in self._objects.values())
+        found = self._known_settings.get(settings)
+        if found is None:
+            found = self._known_settings[settings] = len(self._known_settings)
+            self._held += [value for each in self._objects.values() for value in vars(each).values()]
+        return found
 
     def _replayed(self, module: nn.Module, method: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return the result of a call of `method`, the forward of a module: replayed if it repeats one."""
@@ -376,19 +383,14 @@ def _has_settings(value: Any) -> bool:
     return hasattr(value, "__dict__") and not isinstance(value, _UNCHANGING)
 
 
-def _identity(value: Any) -> Hashable:
-    """Return what another value has if it is the same: an object, or an equal plain value."""
-    return value if type(value) in _SCALARS else id(value)
-
-
 def _state_of(module: nn.Module) -> tuple[object, ...]:
     """Return what changes if an attribute of a module is set, or a member of one that is a collection."""
     own = vars(module)
-    found: list[Hashable] = [*map(_identity, own.values())]
+    found = [*map(id, own.values())]
     for name, member in own.items():
         kind = type(member)
         if kind is dict and name not in _HOOKS:
-            found += map(_identity, member.values())
+            found += map(id, member.values())
         elif kind is list or kind is set:
-            found += map(_identity, member)
+            found += map(id, member)
     return tuple(found)
