@@ -10,19 +10,22 @@ from bigmodel.dispatch.transfer.stages import StagePipeline, StageStep, StageTim
 
 pytestmark = [pytest.mark.virtual_only("several accelerators"), pytest.mark.usefixtures("accelerators")]
 
-FIRST, SECOND = torch.device("virtual:0"), torch.device("virtual:1")
+
+def devices() -> list[torch.device]:
+    """Return the two accelerators; PyTorch knows their names once they are enabled."""
+    return [torch.device("virtual:0"), torch.device("virtual:1")]
 
 
 @pytest.fixture
 def pipeline(accelerators: None) -> StagePipeline:
     virtual.enable(2, strict=True, late_compute=True)
-    return StagePipeline([FIRST, SECOND], FIRST)
+    return StagePipeline(devices(), devices()[0])
 
 
 def launched(pipeline: StagePipeline, held: list[torch.Tensor], value: float) -> tuple[StageStep, torch.Tensor]:
     """Launch a step that adds a value to what each stage holds, and returns what it found in the last one."""
     with pipeline.step() as step:
-        x = torch.full((4,), value, device=FIRST)
+        x = torch.full((4,), value, device=devices()[0])
         for stage, kept in enumerate(held):
             step.enter(stage)
             x = x.to(kept.device)
@@ -31,7 +34,7 @@ def launched(pipeline: StagePipeline, held: list[torch.Tensor], value: float) ->
 
 
 def test_steps_find_what_earlier_ones_have_left_in_each_stage(pipeline: StagePipeline) -> None:
-    held = [torch.zeros(4, device=device) for device in (FIRST, SECOND)]
+    held = [torch.zeros(4, device=device) for device in devices()]
     steps = [launched(pipeline, held, value) for value in (1.0, 2.0, 3.0)]
     for (step, found), total in zip(steps, (1.0, 3.0, 6.0), strict=True):
         step.land()
@@ -39,7 +42,7 @@ def test_steps_find_what_earlier_ones_have_left_in_each_stage(pipeline: StagePip
 
 
 def test_a_step_follows_what_was_launched_before_it_outside(pipeline: StagePipeline) -> None:
-    held = torch.zeros(4, device=SECOND) + 1
+    held = torch.zeros(4, device=devices()[1]) + 1
     with pipeline.step() as step:
         step.enter(1)
         found = (held + 1).to("cpu", non_blocking=True)
@@ -75,7 +78,7 @@ def test_a_step_takes_over_the_streams_of_one_that_has_landed(pipeline: StagePip
 
 
 def test_an_error_leaves_the_stages_to_others(pipeline: StagePipeline) -> None:
-    held = [torch.zeros(4, device=device) for device in (FIRST, SECOND)]
+    held = [torch.zeros(4, device=device) for device in devices()]
     with pytest.raises(ValueError, match="in the first"), pipeline.step() as failed:
         failed.enter(0)
         held[0].add_(5)
@@ -89,12 +92,12 @@ def test_an_error_leaves_the_stages_to_others(pipeline: StagePipeline) -> None:
 
 def test_busy_seconds_are_those_of_stages_on_accelerators_of_a_set_speed() -> None:
     virtual.enable(2, flops=1e4)
-    pipeline = StagePipeline([FIRST, SECOND], FIRST)
+    pipeline = StagePipeline(devices(), devices()[0])
     x = torch.ones(10, 10)
     steps = []
     for _ in range(3):
         with pipeline.step() as step:
-            for stage, device in enumerate((FIRST, SECOND)):
+            for stage, device in enumerate(devices()):
                 step.enter(stage)
                 torch.mm(x.to(device), x.to(device))
         steps.append(step)
@@ -106,8 +109,8 @@ def test_busy_seconds_are_those_of_stages_on_accelerators_of_a_set_speed() -> No
 
 def test_without_streams_the_host_is_timed() -> None:
     virtual.enable(2, strict=False)
-    pipeline = StagePipeline([FIRST, SECOND], FIRST)
-    step, _ = launched(pipeline, [torch.zeros(4, device=device) for device in (FIRST, SECOND)], 1.0)
+    pipeline = StagePipeline(devices(), devices()[0])
+    step, _ = launched(pipeline, [torch.zeros(4, device=device) for device in devices()], 1.0)
     step.land()
     assert all(pipeline.times.busy.values())
     assert pipeline.times.active >= max(pipeline.times.busy.values())

@@ -14,11 +14,11 @@ from bigmodel.server.engine.compute.attention import RaggedCache, Span
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 from bigmodel.server.engine.kv.host_pages import HostPages, consecutive
+from tests.accelerators import at
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 B = PROMPT_BLOCK
-DEVICE = torch.device("virtual:0")
 LAYERS, HEADS, DIM = 3, 2, 4
 
 
@@ -28,20 +28,20 @@ def on_host(pages: int, layers: Any = range(LAYERS), slots: int = 2) -> KVArena:
 
 def step(arena: KVArena, spans: list[Span], seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Write random keys and values of every layer; return what attention reads of each."""
-    cache, found = RaggedCache(spans), []
+    cache, found, device = RaggedCache(spans), [], torch.device(at(0))
     cache.begin()
     tokens = sum(span.end - span.start for span in spans)
     generator = torch.Generator().manual_seed(seed)
     for layer in range(LAYERS):
-        key, value = (torch.randn(1, HEADS, tokens, DIM, generator=generator).to(DEVICE) for _ in range(2))
+        key, value = (torch.randn(1, HEADS, tokens, DIM, generator=generator).to(device) for _ in range(2))
         with torch.inference_mode():
             cache.update(key, value, layer)
-            for number, calls in enumerate(cache.step(DEVICE, None).calls):
+            for number, calls in enumerate(cache.step(device, None).calls):
                 host = arena.on_host(layer)
                 if host is None:
                     read = tuple(each.index_select(0, calls.gathered) for each in arena.layer(layer))
                 else:
-                    read = host.read(layer, None, cache.step(DEVICE, None).readings, number, DEVICE)
+                    read = host.read(layer, None, cache.step(device, None).readings, number, device)
                 found.append((read[0].cpu(), read[1].cpu()))
     return found
 
