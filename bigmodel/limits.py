@@ -50,6 +50,10 @@ CHUNK_BYTES = 8 * 2**20
 """Bytes of one read at most: enough for the full bandwidth of disk and link; a power of two, of which pinned memory
 takes multiples only."""
 
+MOST_CHUNK_BYTES = 2 * CHUNK_BYTES
+"""The same where more threads read than `READERS`: each read takes Python's lock a dozen times, and the thread that
+launches compute waits for it."""
+
 MIN_CHUNK_BYTES = 64 * 2**10
 """Smallest size of a read in bytes, for models with small blocks; of still smaller ones, a whole block."""
 

@@ -9,6 +9,7 @@ from .load import load_checkpoint_in_model as load_checkpoint_in_model
 from .load import run_dtype as run_dtype
 from .mapping import MappedRegion as MappedRegion
 from .mapping import mapped_region as mapped_region
+from .pages import are_untouched as are_untouched
 from .pages import is_untouched as is_untouched
 from .pages import populate as populate
 from .pages import release as release

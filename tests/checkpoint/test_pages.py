@@ -3,11 +3,12 @@ from __future__ import annotations
 import errno
 import mmap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from bigmodel.checkpoint import is_untouched, pages, populate, release
+from bigmodel.checkpoint import are_untouched, is_untouched, pages, populate, release
 from bigmodel.checkpoint.mapping import MappedFile
 from bigmodel.checkpoint.pages import empty_host, has_private_page
 from bigmodel.errors import CheckpointError
@@ -100,13 +101,38 @@ def test_a_change_is_seen_by_whatever_way_it_was_made(mapped: MappedFile) -> Non
     assert is_untouched(mapped.tensor(torch.float32, (0,), 0))
 
 
+def test_tensors_side_by_side_take_one_question_and_a_change_of_any_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "three"
+    path.write_bytes(bytes(3 * PAGE))
+    mapped = MappedFile(path)
+    tensors = [mapped.tensor(torch.uint8, (PAGE,), n * PAGE) for n in (2, 0, 1)]
+    asked = []
+    library = pages._brief
+    assert library is not None
+
+    class Counted:
+        def ioctl(self, *arguments: Any) -> int:
+            asked.append(arguments)
+            return int(library.ioctl(*arguments))
+
+    monkeypatch.setattr(pages, "_brief", Counted())
+    assert are_untouched(tensors)
+    assert len(asked) == 1
+    assert are_untouched([])
+    tensors[1][-1] = 1
+    assert not are_untouched(tensors)
+    assert are_untouched(tensors[::2])
+
+
 def test_without_the_kernel_s_word_nothing_counts_as_untouched(
     mapped: MappedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("os.open", refuse)
     assert not is_untouched(mapped.tensor(torch.uint8, (8,), 0))
 
 
@@ -175,7 +201,7 @@ def shown_map(tmp_path: Path) -> torch.Tensor:
 
 
 def private(tensor: torch.Tensor, first: int = 0, last: int = PAGES) -> bool:
-    return has_private_page(tensor.data_ptr() + first * PAGE, tensor.data_ptr() + last * PAGE)
+    return has_private_page([(tensor.data_ptr() + first * PAGE, tensor.data_ptr() + last * PAGE)])
 
 
 @pytest.mark.usefixtures("way")

@@ -1,11 +1,14 @@
 """Pipeline from disk to an accelerator: reader threads, staging slots on the host, and the copy stream.
 
     readers   fill staging slots with chunks of files, several at once, in the order of requests
-    pump      submits each filled slot to the copy stream, in the same order
+    pump      submits filled slots to the copy stream, in the same order; those that wait together, in one submission
     stream    copies it to device memory; then the staging slot is free for another chunk
 
 The stages overlap, so a block takes as long as the slowest of them. Reading continues with the next block while the
 previous one is still being copied, even if the next block must wait for its slot on the device.
+
+Each step of these threads takes the interpreter's lock, for which the thread that launches compute waits: chunks are
+large, and what can be done for several at once is.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from ..weights.visits import StreamStats
 from .files import SourceFiles
 from .page_cache import ReadPolicy, seems_cached
 from .quantized_transfer import Transfer
-from .read_job import Read, ReadEvent, ReadJob, Stage
+from .read_job import Read, ReadEvent, ReadJob, Stage, copy_staged
 from .read_plan import Chunk, ReadPlan, plan_reads
 from .speculative_reads import SpeculativeReads
 from .staging import StagingSlot, StagingSlots
@@ -101,7 +104,7 @@ class DiskReader:
             while True:
                 self._fill()
                 if self._stages:
-                    self._drain(self._stages.popleft())
+                    self._drain(self._next_stages())
                     continue
                 with self._lock:
                     if not self._jobs:
@@ -159,7 +162,8 @@ class DiskReader:
         in_memory = sum(job.block.tensors[index].value.nbytes for index in reads.from_memory)
         self._stats.add(from_disk=reads.nbytes, from_ram=in_memory)
         # Copies are queued in the order of jobs; the first copy of each waits until its device slot is free.
-        self._stages.append(Stage(job))
+        if job.has_own_stage:
+            self._stages.append(Stage(job))
         begun = self._speculative.take(job.block, reads)
         if reads.chunks and not begun:
             self._drop_speculative()
@@ -187,23 +191,32 @@ class DiskReader:
             self._policy.record(bypass, chunk.needed, seconds)
         return staged
 
-    def _drain(self, stage: Stage) -> None:
-        """Wait until a chunk is read, and submit its copy."""
-        job, read = stage.job, stage.read
+    def _next_stages(self) -> list[Stage]:
+        """Wait until the next chunk is staged; return its stage and those of its job after it that are staged, too."""
+        first = self._stages.popleft()
+        first.wait()
+        found = [first]
+        while self._stages and self._stages[0].job is first.job and self._stages[0].is_staged:
+            found.append(self._stages.popleft())
+        return found
+
+    def _drain(self, stages: Sequence[Stage]) -> None:
+        """Submit the copies of staged chunks of one job."""
+        job = stages[0].job
+        slots = [stage.read.slot for stage in stages if stage.read is not None]
         try:
-            copies = stage.copies()
+            copies = [copy for stage in stages for copy in stage.copies()]
             if job.copied.done():  # the job has failed
                 return
-            event = self._link.submit(partial(stage.copy, copies), job.before())
-            if read is not None:
-                read.slot.drained = event
+            event = self._link.submit(partial(copy_staged, stages, copies), job.before())
+            for slot in slots:
+                slot.drained = event
         except Exception as error:
             self._finish(job, error)
             return
         finally:
-            if read is not None:
-                self._staging.free.append(read.slot)
-        job.left -= 1
+            self._staging.free.extend(slots)
+        job.left -= len(stages)
         if job.left == 0:
             self._finish(job, job.transfer.finish(event))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +31,8 @@ class ReadJob:
         memory: Target of the copies in device memory.
         chunks: Chunks whose reads have not begun; None until its reads are planned.
         from_memory: Indices of tensors that are copied from memory.
-        left: Number of copies not submitted yet.
+        has_own_stage: Whether it has a stage beside its chunks': of tensors from memory, or as the only one.
+        left: Number of stages whose copies are not submitted yet.
         copied: Future of the event of the last copy.
         failure: The error of a copy, if any.
     """
@@ -43,6 +44,7 @@ class ReadJob:
         self._after: Sequence[Event] | None = after
         self.chunks: deque[Chunk] | None = None
         self.from_memory: tuple[int, ...] = ()
+        self.has_own_stage = False
         self.left = 0
         self.copied: Future[Event] = Future()
         self.failure: BaseException | None = None
@@ -68,7 +70,9 @@ class ReadJob:
 
     def open(self, reads: ReadPlan) -> None:
         """Adopt the plan of its reads."""
-        self.chunks, self.from_memory, self.left = deque(reads.chunks), reads.from_memory, 1 + len(reads.chunks)
+        self.chunks, self.from_memory = deque(reads.chunks), reads.from_memory
+        self.has_own_stage = bool(reads.from_memory) or not reads.chunks
+        self.left = len(reads.chunks) + self.has_own_stage
 
     def copy_from_memory(self) -> None:
         """Copy the tensors that are not read from files."""
@@ -123,27 +127,39 @@ class Stage:
     job: ReadJob
     read: Read | None = None
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether its copies can be submitted, or its read has failed."""
+        return self.read is None or self.read.staged.done()
+
+    def wait(self) -> None:
+        """Block the calling thread until it is staged."""
+        if self.read is not None:
+            wait([self.read.staged])
+
     def copies(self) -> Copies:
-        """Wait until the chunk is staged; return its copies.
+        """Return the copies of the staged chunk.
 
         Raises:
             Exception: The error of the read.
         """
         return [] if self.read is None else self.job.copies(self.read.chunk, self.read.staged.result())
 
-    def copy(self, copies: Copies) -> None:
-        """Run the copies. Errors are stored and re-raised in the waiter of the block; the staging slot is freed in any
-        case."""
-        try:
-            with torch.no_grad():
-                if self.read is None:
-                    self.job.copy_from_memory()
+
+def copy_staged(stages: Sequence[Stage], copies: Copies) -> None:
+    """Run the copies of staged chunks of one job. Errors are stored and re-raised in the waiter of the block; the
+    staging slots are freed in any case."""
+    try:
+        with torch.no_grad():
+            for stage in stages:
+                if stage.read is None:
+                    stage.job.copy_from_memory()
                 else:
-                    self.read.slot.check()
-                for target, source in copies:
-                    target.copy_(source, non_blocking=True)
-        except Exception as error:
-            self.job.failure = error
+                    stage.read.slot.check()
+            for target, source in copies:
+                target.copy_(source, non_blocking=True)
+    except Exception as error:
+        stages[0].job.failure = error
 
 
 class ReadEvent:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...checkpoint import is_untouched, mapped_region
+from ...checkpoint import are_untouched, is_untouched, mapped_region
 from ...limits import FILE_ALIGNMENT
 from ..weights.block import Block
 from .files import SourceFile, SourceFiles
@@ -85,21 +85,18 @@ class _TensorRange:
 
 def plan_reads(block: Block, files: SourceFiles, chunk_bytes: int) -> ReadPlan:
     """Return the reads of `block`, of at most `chunk_bytes` each and as few as its tensors' offsets allow."""
-    ranges: list[_TensorRange] = []
-    from_memory: list[int] = []
-    for index, tensor in enumerate(block.tensors):
-        found = _range_of(index, tensor.value, files)
-        if found is None:
-            from_memory.append(index)
-        else:
-            ranges.append(found)
+    found = [_range_of(index, tensor.value, files) for index, tensor in enumerate(block.tensors)]
+    ranges = [each for each in found if each is not None]
+    if not are_untouched(block.tensors[each.tensor].value for each in ranges):
+        ranges = [each for each in ranges if is_untouched(block.tensors[each.tensor].value)]
+    from_memory = sorted(set(range(len(found))) - {each.tensor for each in ranges})
     ranges.sort(key=lambda each: (str(each.file.path), each.base, each.offset))
     return ReadPlan(tuple(_chunks(ranges, chunk_bytes)), tuple(from_memory), sum(each.nbytes for each in ranges))
 
 
 def _range_of(index: int, value: torch.Tensor, files: SourceFiles) -> _TensorRange | None:
     region = mapped_region(value)
-    if region is None or not value.is_contiguous() or not is_untouched(value):
+    if region is None or not value.is_contiguous():
         return None
     file = files.get(region)
     if file is None:

@@ -16,6 +16,7 @@ from ...limits import (
     FILE_ALIGNMENT,
     GRADIENT_BYTES,
     MIN_CHUNK_BYTES,
+    MOST_CHUNK_BYTES,
     READERS,
     STAGING_BYTES,
 )
@@ -45,11 +46,12 @@ def staging_memory(blocks: Collection[int], most: int = STAGING_BYTES, readers: 
     Args:
         blocks: bytes of each block.
         most: upper bound of all chunks, in bytes.
-        readers: number of threads that read: each has as many chunks as `READERS` have, or more.
+        readers: number of threads that read: each has a chunk, and at least `READERS` more are full or being copied.
     """
     wanted = max(_wanted(blocks, most), 2 * FILE_ALIGNMENT)
-    count = STAGING_BYTES // CHUNK_BYTES * max(readers, READERS) // READERS
-    chunk = _power_of_two(min(max(wanted // count, MIN_CHUNK_BYTES), wanted // 2, CHUNK_BYTES))
+    count = max(STAGING_BYTES // CHUNK_BYTES, readers + READERS)
+    largest = MOST_CHUNK_BYTES if readers > READERS else CHUNK_BYTES
+    chunk = _power_of_two(min(max(wanted // count, MIN_CHUNK_BYTES), wanted // 2, largest))
     return StagingMemory(chunk, wanted // chunk)
 
 

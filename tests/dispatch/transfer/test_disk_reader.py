@@ -146,6 +146,33 @@ def test_reading_goes_on_while_the_link_is_busy_and_no_further_than_there_are_sl
         assert torch.equal(block.layout.views(memory)[0], block.tensors[0].value)
 
 
+def test_chunks_that_are_staged_together_are_copied_in_one_submission(
+    tmp_path: Path, stats: StreamStats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks, _ = streamed_blocks(tmp_path, count=1, elements=(SLOTS * CHUNK - CHUNK // 2) // 4)
+    stream, all_read = copy_stream(HOST), threading.Event()
+    submit, read, left, submissions = stream.submit, SourceFile.read, SLOTS, 0
+
+    def counted(self: SourceFile, memory: memoryview, offset: int, needed: int, bypass: bool = False) -> None:
+        nonlocal left
+        read(self, memory, offset, needed, bypass)
+        left -= 1
+        if not left:
+            all_read.set()
+
+    def after_all_reads(work: Callable[[], None], after: Sequence[Event] = (), nbytes: int | None = None) -> Event:
+        nonlocal submissions
+        submissions += 1
+        assert all_read.wait(30)
+        return submit(work, after, nbytes)
+
+    monkeypatch.setattr(SourceFile, "read", counted)
+    monkeypatch.setattr(stream, "submit", after_all_reads)
+    reader = DiskReader(stream, ReadPolicy(0), stats, STAGING, readers=1)
+    assert fetched(reader, blocks[0])[0].unique().tolist() == [0]
+    assert submissions <= 3, "one for what was read first, and one or two for the other five"
+
+
 def test_expected_blocks_wait_in_free_slots_until_they_are_fetched(
     tmp_path: Path, stats: StreamStats, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 from bigmodel.devices.streams import PastEvent
 from bigmodel.dispatch.transfer.files import SourceFiles
 from bigmodel.dispatch.transfer.quantized_transfer import Transfer
-from bigmodel.dispatch.transfer.read_job import Read, ReadEvent, ReadJob, Stage
+from bigmodel.dispatch.transfer.read_job import Read, ReadEvent, ReadJob, Stage, copy_staged
 from bigmodel.dispatch.transfer.read_plan import Chunk, ReadPlan, plan_reads
 from bigmodel.dispatch.transfer.staging import StagingSlot, StagingSlots
 from bigmodel.dispatch.weights.block import Block, HostTensor
@@ -71,8 +71,9 @@ def staged(chunk: Chunk) -> Read:
 
 
 def copy_all(job: ReadJob, reads: ReadPlan) -> None:
-    for stage in (Stage(job), *(Stage(job, staged(chunk)) for chunk in reads.chunks)):
-        stage.copy(stage.copies())
+    stages = [*([Stage(job)] if job.has_own_stage else []), *(Stage(job, staged(chunk)) for chunk in reads.chunks)]
+    assert all(stage.is_staged for stage in stages)
+    copy_staged(stages, [copy for stage in stages for copy in stage.copies()])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -159,7 +160,7 @@ def test_errors_of_a_copy_are_raised_in_the_waiter(
         raise error
 
     monkeypatch.setattr(StagingSlot, "check", fail)
-    stage.copy(stage.copies())
+    copy_staged([stage], stage.copies())
     job.set_outcome(PastEvent())
     for wait in (ReadEvent(job).wait, ReadEvent(job).synchronize):
         with pytest.raises(OSError, match="cut short"):

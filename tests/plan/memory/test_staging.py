@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.devices.pinned import pinned_bytes
-from bigmodel.limits import ALIGNMENT, CHUNK_BYTES, FILE_ALIGNMENT, GRADIENT_BYTES, MIN_CHUNK_BYTES, STAGING_BYTES
+from bigmodel.limits import (
+    ALIGNMENT,
+    CHUNK_BYTES,
+    FILE_ALIGNMENT,
+    GRADIENT_BYTES,
+    MIN_CHUNK_BYTES,
+    MOST_CHUNK_BYTES,
+    STAGING_BYTES,
+)
 from bigmodel.plan.memory.staging import (
     StagingMemory,
     gradient_bytes,
@@ -32,10 +40,11 @@ def test_the_largest_blocks_are_staged_in_six_chunks() -> None:
     assert staging_memory([STAGING_BYTES] * 2) == StagingMemory(CHUNK_BYTES, 6)
 
 
-def test_more_readers_have_more_chunks_of_the_same_size() -> None:
+def test_more_readers_have_larger_chunks_and_two_more_than_they_fill() -> None:
     blocks = [2**30] * 2
     chunks = [staging_memory(blocks, STAGING_BYTES // 2 * readers, readers) for readers in (2, 4, 8)]
-    assert chunks == [StagingMemory(CHUNK_BYTES, number) for number in (6, 12, 24)]
+    large = MOST_CHUNK_BYTES
+    assert chunks == [StagingMemory(CHUNK_BYTES, 6), StagingMemory(large, 6), StagingMemory(large, 12)]
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, FILE_ALIGNMENT])
