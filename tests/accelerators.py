@@ -53,6 +53,14 @@ def skip_what_is_missing(kind: str, node: pytest.Item) -> None:
         pytest.skip("needs two CUDA devices, this machine has one")
 
 
+def skip_without_virtual(*_: object, **__: object) -> None:
+    """Skip the test that calls this in place of `virtual.enable`, in a process that tests CUDA's.
+
+    The device type of virtual accelerators would be PyTorch's accelerator for all tests after it.
+    """
+    pytest.skip("needs the virtual accelerator: it enables some")
+
+
 def is_about_virtual(item: pytest.Item) -> bool:
     """Whether a test is about virtual accelerators alone: by its mark, its fixtures, its parameters, or its text."""
     if item.get_closest_marker("virtual_only") is not None:

@@ -19,7 +19,7 @@ from filelock import FileLock
 from bigmodel.devices import accelerators as accelerator_names
 from bigmodel.devices import memory_allocated, virtual
 
-from .accelerators import is_about_virtual, skip_what_is_missing
+from .accelerators import is_about_virtual, skip_what_is_missing, skip_without_virtual
 from .dry_runs import equal_models_share_dry_runs as equal_models_share_dry_runs
 from .examples import register_profiles
 
@@ -41,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
         virtual.disable()
     elif kind == "cuda" and not (torch.cuda.is_available() or config.getoption("collectonly")):
         raise pytest.UsageError("--device cuda: PyTorch finds no CUDA device; add --collect-only to list the tests")
+    else:
+        virtual.enable = skip_without_virtual  # by benchmarks, say, that a test runs with their own device
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -67,7 +67,8 @@ def test_passed_layers_count_tokens_without_taking_memory() -> None:
     assert cache.layers[0].keys.untyped_storage().nbytes() == 1
     assert not cache.layers[1].is_initialized
     assert cache.layers[2].keys.shape[2] == 6
-    cache.crop(-2)
+    for counting in (cache.layers[0], *cache.layers[2:]):  # transformers 5.17 crops no layer that is not initialised
+        counting.crop(-2)
     assert cache.get_seq_length() == 4
 
 
