@@ -585,11 +585,11 @@ def reader_count(machine: MachineProfile | None = None) -> int:
     """Return the number of threads that read from disk: as few as keep it busy.
 
     Args:
-        machine: the machine to plan for, as it was measured; None: this one, one thread for four cores within bounds.
+        machine: the machine to plan for, as it was measured; None: this one, one thread for two cores within bounds.
     """
     if machine is not None:
         return machine.readers or READERS
-    return min(max(usable_cores() // 4, READERS), MOST_READERS)
+    return min(max(usable_cores() // 2, READERS), MOST_READERS)
 
 
 def _profile(

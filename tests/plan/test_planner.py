@@ -598,7 +598,7 @@ def test_threads_that_read_from_disk_are_as_many_as_the_machine_is_worth(monkeyp
     measured = replace(machine(), readers=4)
     assert reader_count(measured) == 4
     assert reader_count(machine()) == READERS, "of another machine nothing is known"
-    for cores, readers in ((1, READERS), (16, 4), (256, MOST_READERS)):
+    for cores, readers in ((1, READERS), (8, 4), (256, MOST_READERS)):
         monkeypatch.setattr(planner, "usable_cores", lambda cores=cores: cores)
         assert reader_count() == readers
     found = plan(llama_profile(), {"cpu": 10**9}, machine=measured, objective="fit")

@@ -52,7 +52,7 @@ def test_a_named_strategy_becomes_a_plan() -> None:
 
 
 def test_more_readers_of_a_given_map_have_more_memory_to_read_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "usable_cores", lambda: 16)
+    monkeypatch.setattr(planner, "usable_cores", lambda: 8)
     found = get_plan(dispatch_model(stack(3), {"": "cpu"}))
     assert (found.readers, found.staging_bytes) == (4, 2 * STAGING_BYTES)
 

@@ -101,7 +101,9 @@ def transformers_drafts(model: Any, text: list[int], count: int) -> list[int]:
 def test_it_proposes_what_transformers_own_module_does(
     kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("transformers.modeling_layers").__dict__.get("MtpModel") or pytest.skip("older transformers")
+    layers = pytest.importorskip("transformers.modeling_layers")
+    if not hasattr(getattr(layers, "MtpModel", None), "forward_layer"):
+        pytest.skip("this version of transformers has no MTP module that is called layer by layer")
     found = loaded(folders[kind])
     engine = engine_of(found)
     drafter: Any = engine.core.drafter
@@ -214,7 +216,8 @@ def test_a_model_with_recurrent_states_is_refused(tmp_path: Path) -> None:
     save_with_head(tmp_path / "model", "qwen3_next")
     found = loaded(tmp_path / "model")
     assert isinstance(found.draft_model, transformers.Qwen3NextForCausalLM)
-    with pytest.raises(ServeError, match="recurrent states"):
+    reasons = "recurrent states|computed one by one"  # transformers 5.17 computes the latter
+    with pytest.raises(ServeError, match=reasons):
         engine_of(found)
 
 
