@@ -324,16 +324,18 @@ def descriptors_of(folder: Path) -> int:
 def test_files_are_opened_once_and_closed_with_the_reader(tmp_path: Path, stats: StreamStats) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=4, elements=CHUNK)
     before = descriptors_of(tmp_path)
-    reader = DiskReader(copy_stream(HOST), ReadPolicy(0), stats, STAGING)
+    link = copy_stream(HOST)
+    reader = DiskReader(link, ReadPolicy(0), stats, STAGING)
     fetched(reader, blocks[0])
     opened = descriptors_of(tmp_path)
     for _ in range(3):
         for block in blocks:
             fetched(reader, block)
     assert before < descriptors_of(tmp_path) == opened
-    threads = [*reader._pump_thread._threads, *reader._readers._threads]  # other tests' readers may have threads, too
+    executors = reader._pump_thread, reader._readers, link._worker  # other tests' readers may have threads, too
+    threads = [thread for executor in executors for thread in executor._threads]
     assert threads
-    del reader
+    del reader, link, executors
     gc.collect()
     for thread in threads:
         thread.join(timeout=60)
