@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import gc
+import hashlib
 import inspect
 import json
 import os
@@ -191,7 +192,7 @@ def write_commands(folder: Path, modules: Sequence[str] = (), prelude: str = "")
 @cache
 def python_executable(*modules: str, prelude: str = "") -> Path:
     """Return the executable `python` of `write_commands`, for programs that start others, as torch's agent does."""
-    folder = _server(prelude).folder / "-".join(["commands", str(os.getpid()), *modules])
+    folder = _server(prelude).folder / f"commands-{os.getpid()}-{hashlib.sha256(repr(modules).encode()).hexdigest()}"
     write_commands(folder, modules, prelude)
     return folder / "python"
 
