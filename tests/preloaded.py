@@ -197,6 +197,11 @@ def python_executable(*modules: str, prelude: str = "") -> Path:
     return folder / "python"
 
 
+def program_of(asking: int) -> int:
+    """Return the number of the program that an executable of `python_executable` waits for, by the executable's own."""
+    return int((_server().folder / f"{asking}.program").read_text())
+
+
 def _reader(given: int | None) -> tuple[IO[str] | None, int]:
     """Return what reads the program's output, and the descriptor that the program writes to; with `given` only the
     latter, a duplicate."""
@@ -291,6 +296,7 @@ def _ask(address: str, modules: str, *arguments: str) -> None:
     os.close(child_status)
     with os.fdopen(status) as told:
         program = int(told.readline())
+        Path(address).with_name(f"{os.getpid()}.program").write_text(str(program))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: os.kill(program, number))
         code = int(told.readline())
