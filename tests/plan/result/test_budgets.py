@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from bigmodel.devices import virtual
 from bigmodel.errors import BudgetError, DeviceError, SizeError
 from bigmodel.plan import make_plan
 from bigmodel.plan.result.budgets import (
+    Key,
     budget_error,
     device_name,
     device_type_of,
@@ -80,5 +84,23 @@ def test_the_error_says_if_no_single_budget_is_sufficient() -> None:
 
 
 @pytest.mark.usefixtures("accelerators")
+def test_what_would_do_is_searched_for_once_and_only_if_the_message_is_read() -> None:
+    asked = []
+
+    def counted(budgets: Mapping[Key, int]) -> bool:
+        asked.append(budgets)
+        return fits(budgets)
+
+    error = budget_error({0: 5, "cpu": 30}, 1000, counted)
+    assert not asked
+    again = pickle.loads(pickle.dumps(error))
+    searched = len(asked)
+    assert searched
+    assert str(error) == str(again)
+    assert repr(error) == repr(again)
+    assert str(error) in repr(error)
+    assert len(asked) == searched
+
+
 def test_disk_has_the_device_name_of_the_host() -> None:
     assert [device_name(key) for key in (1, "cpu", "disk")] == ["virtual:1", "cpu", "cpu"]
