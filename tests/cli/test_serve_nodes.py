@@ -134,6 +134,7 @@ def test_a_killed_stage_ends_requests_clearly_and_the_deployment_comes_back_with
         assert not any(each.is_running() for each in after)
 
 
+@pytest.mark.slow
 def test_a_plan_is_taken_as_it_is_and_a_description_is_planned(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
