@@ -83,7 +83,6 @@ def test_the_error_says_if_no_single_budget_is_sufficient() -> None:
         raise budget_error({0: 5, "cpu": 30}, 1000, lambda budgets: False)
 
 
-@pytest.mark.usefixtures("accelerators")
 def test_what_would_do_is_searched_for_once_and_only_if_the_message_is_read() -> None:
     asked = []
 
@@ -102,5 +101,6 @@ def test_what_would_do_is_searched_for_once_and_only_if_the_message_is_read() ->
     assert len(asked) == searched
 
 
+@pytest.mark.usefixtures("accelerators")
 def test_disk_has_the_device_name_of_the_host() -> None:
     assert [device_name(key) for key in (1, "cpu", "disk")] == ["virtual:1", "cpu", "cpu"]
