@@ -52,7 +52,8 @@ ONLY = "the link has nine speeds, which only a virtual one can"
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the mixture, and how many steps are measured at once, after as many that fill the cache."""
+    """Sizes of the mixture, how many steps are measured at once, after as many that fill the cache, and the seconds in
+    which the host multiplies a row with an expert."""
 
     hidden: int
     intermediate: int
@@ -60,6 +61,7 @@ class Sizes:
     experts: int
     per_token: int
     steps: int
+    seconds: float = SECONDS
 
     @property
     def elements(self) -> int:
@@ -88,15 +90,15 @@ def run(options: argparse.Namespace) -> Report:
 
     torch.set_num_threads(options.threads or 1)
     virtual.enable(count=1)
-    sizes = Sizes(64, 96, 2, 8, 2, 2) if options.quick else Sizes(256, 512, 3, 32, 4, 6)
+    sizes = Sizes(64, 96, 2, 8, 2, 2, SECONDS / 8) if options.quick else Sizes(256, 512, 3, 32, 4, 6)
     ratios = (1.0,) if options.quick else RATIOS
     model = make(sizes)
     profile = profile_model(model, context_length=8 * sizes.steps, device_type="virtual")
-    machine = with_host(nominal_machine() if options.quick else measured_machine(), SECONDS / sizes.elements)
+    machine = with_host(nominal_machine() if options.quick else measured_machine(), sizes.seconds / sizes.elements)
     samples: dict[str, Samples] = {}
     rows: list[list[Cell]] = []
     for ratio in ratios:
-        rate = sizes.expert_bytes / (ratio * SECONDS)
+        rate = sizes.expert_bytes / (ratio * sizes.seconds)
         virtual.enable(count=1, bandwidth=rate)
         plans = planned(profile, with_link(machine, rate), sizes)
         for name, habits in TRACES.items():
@@ -257,7 +259,7 @@ def seconds_of_step(model: nn.Module, plan: Plan, trace: Trace, sizes: Sizes) ->
 
     decoder = Decoder(dispatch_model(model, plan), "virtual:0")
     try:
-        with following(model, trace), host_of_speed(model, SECONDS / sizes.elements):
+        with following(model, trace), host_of_speed(model, sizes.seconds / sizes.elements):
             decoder.start()
             for _ in range(sizes.steps):
                 decoder.step()

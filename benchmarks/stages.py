@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> Report:
     torch.set_num_threads(options.threads or 1)
     from .stages_forward import Forward
 
-    sizes = Sizes(4, 64, 128, 1e7, 4) if options.quick else Sizes(4, 256, 2048, 7e7, options.tokens)
+    sizes = Sizes(4, 64, 128, 4e7, 4) if options.quick else Sizes(4, 256, 2048, 7e7, options.tokens)
     virtual.enable(max(STAGES), flops=sizes.flops)
     try:
         found = {count: Measured.of(sizes, count) for count in STAGES}

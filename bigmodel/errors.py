@@ -23,6 +23,9 @@ Classes inherit from the built-in exceptions that accelerate raises in the same 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 
 class BigModelError(Exception):
     """Base class of all exceptions of bigmodel."""
@@ -49,7 +52,31 @@ class DeviceMapError(PlanError):
 
 
 class BudgetError(PlanError):
-    """The model does not fit the budgets. The message says by how many bytes and what would do."""
+    """The model does not fit the budgets. The message says by how many bytes and what would do.
+
+    Args:
+        message: what it says, or a function that returns it, called once when the message is read. What would do takes
+            a search, and the planner's searches catch many of these errors without reading them.
+    """
+
+    def __init__(self, message: str | Callable[[], str] = "") -> None:
+        super().__init__(message)
+
+    def _read(self) -> None:
+        if self.args and callable(self.args[0]):
+            self.args = (self.args[0](),)
+
+    def __str__(self) -> str:
+        self._read()
+        return super().__str__()
+
+    def __repr__(self) -> str:
+        self._read()
+        return super().__repr__()
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        self._read()
+        return super().__reduce__()
 
 
 class CheckpointError(BigModelError):

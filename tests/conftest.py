@@ -1,14 +1,18 @@
 """What a test run begins with: options, the environment, and the plugin of what all tests share.
 
-With `-n` the process that hands tests out runs none: it does without the plugin, which imports PyTorch. Programs that
-tests start have the same environment.
+With `-n` the process that hands tests out runs none: it does without the plugin, which imports PyTorch. Those that run
+them are forked from the server of `tests/preloaded.py`, which has imported what they need. Programs that tests start
+have the same environment.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import secrets
 import tempfile
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -22,6 +26,24 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XDG_CACHE_HOME"] = _cache.name
 
 
+WORKERS_IMPORT = (
+    "anthropic.types.beta",
+    "bigmodel.server.http.run",
+    "fastapi",
+    "peft",
+    "openai.types",
+    "schemathesis",
+    "tensorboard.backend.event_processing.event_file_loader",
+    "torch.distributed.tensor",
+    "transformers.conversion_mapping",
+    "transformers.distributed.checkpoint",
+    "transformers.integrations.finegrained_fp8",
+    "transformers.integrations.flash_attention",
+    "transformers.models.llama.modeling_llama",
+)
+"""What modules of tests import: seconds of every worker's start. None of these modules starts a thread."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device",
@@ -32,9 +54,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "testrunuid", "") is None:
+        # Its workers, and what they start, find the server of this run by its name.
+        config.option.testrunuid = os.environ["PYTEST_XDIST_TESTRUNUID"] = secrets.token_hex()
     is_worker = hasattr(config, "workerinput")
     names_profile = config.getoption("hypothesis_profile", None) is not None  # the plugin registers them
     if is_worker or names_profile or config.getoption("dist", "no") == "no" or config.getoption("collectonly"):
         config.pluginmanager.import_plugin("tests.shared")
     else:
         gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Fork the workers of a run that does not use CUDA."""
+    if config.getoption("--device") == "cuda":
+        return
+    from tests.preloaded import python_executable
+
+    python = python_executable(*WORKERS_IMPORT)
+    for spec in specs:
+        spec.python = str(python)

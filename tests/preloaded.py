@@ -5,7 +5,7 @@ once, and forks for every program that a test starts; the child then runs as `py
 `python SCRIPT` would. Programs that need something done before those imports have a server of their own, which does it.
 
 Tests start programs with `Program` and `run`. `write_commands` makes executables `python` and `bigmodel` for shells:
-each is this file, run without site-packages, which asks the server and waits for the program.
+each is `tests/asking.py`, run without site-packages, which asks the server and waits for the program.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 import atexit
 import fcntl
 import gc
+import hashlib
 import inspect
-import json
+import marshal
 import os
 import runpy
 import secrets
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import threading
 import types
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -35,7 +37,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+from tests.asking import request, send
+
 ROOT = Path(__file__).resolve().parents[1]
+ASKING = ROOT / "tests" / "asking.py"
 MODULES = (
     "bigmodel.cli.launch",
     "bigmodel.launch.job",
@@ -82,8 +87,9 @@ class Program:
         (child_in, into), (status, child_status) = os.pipe(), os.pipe()
         self.stdout, child_out = _reader(stdout)
         self.stderr, child_err = _reader(stderr)
-        request = _request(self.args, env, modules, pass_fds)
-        _server(prelude).start(request, [child_status, child_in, child_out, child_err, *pass_fds])
+        _server(prelude).start(
+            request(self.args, env, modules, pass_fds), [child_status, child_in, child_out, child_err, *pass_fds]
+        )
         for descriptor in (child_in, child_out, child_err, child_status):
             os.close(descriptor)
         self._status = os.fdopen(status, "rb", buffering=0)  # `wait` asks whether there is more to read
@@ -183,17 +189,22 @@ def write_commands(folder: Path, modules: Sequence[str] = (), prelude: str = "")
     address = _server(prelude).address
     folder.mkdir(parents=True, exist_ok=True)
     for name, arguments in {"python": [], "bigmodel": ["-m", "bigmodel.cli.main"]}.items():
-        options = shlex.join(["--ask", str(address), ",".join(modules), *arguments])
-        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {shlex.quote(__file__)} {options} "$@"\n')
+        options = shlex.join([str(ASKING), str(address), ",".join(modules), *arguments])
+        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {options} "$@"\n')
         (folder / name).chmod(0o755)
 
 
 @cache
 def python_executable(*modules: str, prelude: str = "") -> Path:
     """Return the executable `python` of `write_commands`, for programs that start others, as torch's agent does."""
-    folder = _server(prelude).folder / "-".join(["commands", str(os.getpid()), *modules])
+    folder = _server(prelude).folder / f"commands-{os.getpid()}-{hashlib.sha256(repr(modules).encode()).hexdigest()}"
     write_commands(folder, modules, prelude)
     return folder / "python"
+
+
+def program_of(asking: int) -> int:
+    """Return the number of the program that an executable of `python_executable` waits for, by the executable's own."""
+    return int((_server().folder / f"{asking}.program").read_text())
 
 
 def _reader(given: int | None) -> tuple[IO[str] | None, int]:
@@ -241,8 +252,8 @@ class _Server:
             self._process = subprocess.Popen(command, env=environment, cwd=ROOT, pass_fds=descriptors)
         os.close(users)
 
-    def start(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        _send(self.address, request, descriptors)
+    def start(self, asked: dict[str, object], descriptors: list[int]) -> None:
+        send(self.address, asked, descriptors)
 
 
 @contextmanager
@@ -256,47 +267,6 @@ def _locked() -> Iterator[None]:
 @cache
 def _server(prelude: str = "") -> _Server:
     return _Server(prelude)
-
-
-def _request(
-    arguments: Sequence[str], env: Mapping[str, str], modules: Sequence[str] = (), pass_fds: Sequence[int] = ()
-) -> dict[str, Any]:
-    return {
-        "arguments": list(arguments),
-        "env": dict(env),
-        "cwd": os.getcwd(),
-        "modules": list(modules),
-        "pass_fds": list(pass_fds),
-    }
-
-
-def _send(address: str | Path, request: dict[str, Any], descriptors: list[int]) -> None:
-    """Ask the server at `address` to start a program: its status, standard streams and other descriptors are given."""
-    # A message has a limit of its own, far below that of a file.
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, tempfile.TemporaryFile() as file:
-        server.connect(str(address))
-        file.write(json.dumps(request).encode())
-        file.flush()
-        socket.send_fds(server, [b"start"], [file.fileno(), *descriptors])
-        server.recv(1)
-
-
-def _ask(address: str, modules: str, *arguments: str) -> None:
-    """Have a program run with this process's streams, forward signals to it, and end as it does."""
-    if arguments[0] == "-u":  # unbuffered output, on which nothing here depends
-        arguments = arguments[1:]
-    status, child_status = os.pipe()
-    _send(address, _request(arguments, os.environ, modules.split(",") if modules else ()), [child_status, 0, 1, 2])
-    os.close(child_status)
-    with os.fdopen(status) as told:
-        program = int(told.readline())
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, _: os.kill(program, number))
-        code = int(told.readline())
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
 
 
 def _serve(listening: int, users: int, folder: Path, prelude: str) -> None:
@@ -325,7 +295,7 @@ def _serve(listening: int, users: int, folder: Path, prelude: str) -> None:
                 _, (content, *rest), _, _ = socket.recv_fds(connection, 16, 32)
                 with os.fdopen(content, "rb") as file:
                     file.seek(0)
-                    request = json.loads(file.read())
+                    request = marshal.loads(file.read())
                 if request["modules"]:
                     _import(request["modules"])
                     works = works and _forked_programs_work()
@@ -384,11 +354,29 @@ def _import(names: Sequence[str]) -> None:
 
     What cannot be imported fails in the program that imports it, and not in the server, which others use.
     """
-    for name in names:
-        with suppress(ImportError):
-            import_module(name)
+    with _silenced():
+        for name in names:
+            with suppress(ImportError):
+                import_module(name)
+    # At their end programs would take thousands of kernels out of PyTorch's tables, one by one.
+    for each in weakref.finalize._registry:  # type: ignore[attr-defined]
+        if each.peek()[1].__module__ == "torch.library":
+            each.atexit = False
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Drop what is written to standard error: libraries' notices about themselves would stand beside the tests'."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _report(program: int, status: int) -> None:
@@ -473,8 +461,6 @@ def _run_main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--ask":
-        _ask(*sys.argv[2:])
     if sys.argv[1] == "--afresh":
         if sys.argv[2]:
             import_module(sys.argv[2])

@@ -65,8 +65,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("every_accelerator", [metafunc.config.getoption("--device")], indirect=True)
 
 
-TESTS_PER_COLLECTION = 2000
-"""Garbage of this many tests may pile up before a collection looks at all objects, which takes most of a second."""
+TESTS_PER_COLLECTION = 4000
+"""Garbage of this many tests may pile up before a collection looks at all objects, which takes seconds."""
 _tests = itertools.count(1)
 
 

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,10 +21,12 @@ from bigmodel.cli.main import run
 from bigmodel.cli.serve_nodes import plan_for
 from bigmodel.errors import LaunchError, PlanError
 from bigmodel.plan import plan_nodes, read_nodes
+from tests.preloaded import ROOT, Program, program_of, python_executable
 from tests.server.live import serving, tiny_app
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
-ROOT = Path(__file__).parents[2]
+MODULES = ("bigmodel.nodes", "bigmodel.server.http.run", "transformers.models.llama.modeling_llama")
+"""What the processes import, beside what every preloaded program has."""
 ASKED = {"model": "tiny", "prompt": "the cat", "ignore_eos": True, "temperature": 0.0}
 
 
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Deployment:
     """The process of the command, and those that it has started."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: Program, log: Path) -> None:
         self.process, self._log = process, log
         self.url = self.until(lambda: re.search(r"^serving tiny over 3 nodes on (http://\S+)$", log.read_text(), re.M))[
             1
@@ -56,7 +56,7 @@ class Deployment:
         while not (value := found()):
             assert time.monotonic() < end, self._log.read_text()
             assert self.process.poll() is None, self._log.read_text()
-            time.sleep(0.05)
+            time.sleep(0.02)
         return value
 
     def ready(self) -> bool:
@@ -66,10 +66,9 @@ class Deployment:
 
     def stages(self) -> list[psutil.Process]:
         """The processes of the stages, by rank."""
-        found = psutil.Process(self.process.pid).children()
-        return sorted(
-            (each for each in found if "RANK" in each.environ()), key=lambda each: int(each.environ()["RANK"])
-        )
+        started = [each for each in psutil.Process(self.process.pid).children() if "RANK" in each.environ()]
+        started.sort(key=lambda each: int(each.environ()["RANK"]))
+        return [psutil.Process(program_of(each.pid)) for each in started]
 
     def complete(self, **fields: object) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/completions", json={**ASKED, **fields}, timeout=100)
@@ -77,12 +76,14 @@ class Deployment:
 
 @contextmanager
 def deployed(folder: Path, log: Path, *arguments: str) -> Iterator[Deployment]:
-    command = [sys.executable, "-m", "bigmodel", "serve", str(folder), "--nodes", str(folder.parent / "nodes.json")]
+    """The command, whose processes are forked with all that they import."""
+    command = ["-m", "bigmodel", "serve", str(folder), "--nodes", str(folder.parent / "nodes.json")]
     command += ["--port", "0", "--max-sequences", "4", "--max-model-len", "512", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment["PYTHON_EXEC"] = str(python_executable(*MODULES))
     log.touch()
     with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        process = Program(command, environment, stdout=output.fileno(), stderr=output.fileno(), modules=MODULES)
     try:
         yield Deployment(process, log)
     finally:
@@ -95,6 +96,7 @@ def deployed(folder: Path, log: Path, *arguments: str) -> Iterator[Deployment]:
 def test_a_killed_stage_ends_requests_clearly_and_the_deployment_comes_back_with_the_tokens_of_one_process(
     folder: Path, tmp_path: Path
 ) -> None:
+    """One deployment also shows how it ends: its processes take seconds to start."""
     with serving(tiny_app(tiny_model(layers=3), engine={"prefix_cache": False})) as alone:
         expected = httpx.post(f"{alone}/v1/completions", json={**ASKED, "max_tokens": 24}, timeout=60).json()["choices"]
     with deployed(folder, tmp_path / "log", "--slow-links") as served:
@@ -119,15 +121,7 @@ def test_a_killed_stage_ends_requests_clearly_and_the_deployment_comes_back_with
         served.until(served.ready)
         assert served.complete(max_tokens=24).json()["choices"] == expected
         after = served.stages()
-        served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(60) == 0
-        assert not any(each.is_running() for each in after)
-
-
-@pytest.mark.slow
-def test_a_running_request_finishes_after_sigterm(folder: Path, tmp_path: Path) -> None:
-    with deployed(folder, tmp_path / "log", "--slow-links") as served:
-        served.until(served.ready)
+        # A running request finishes after SIGTERM.
         body = {**ASKED, "max_tokens": 100, "stream": True}
         with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=100) as stream:
             lines = (line for line in stream.iter_lines() if line)
@@ -137,8 +131,10 @@ def test_a_running_request_finishes_after_sigterm(folder: Path, tmp_path: Path) 
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
         assert served.process.wait(60) == 0
+        assert not any(each.is_running() for each in after)
 
 
+@pytest.mark.slow
 def test_a_plan_is_taken_as_it_is_and_a_description_is_planned(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:

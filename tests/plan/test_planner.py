@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -639,6 +640,7 @@ def test_keys_and_values_on_the_host_are_counted_in_the_time_of_a_step() -> None
     assert made.prediction.token >= (sum(long_profile().kv_cache) + streamed) / link
 
 
+@cache
 def on_disk_of(host: int, **more: int) -> Plan:
     return plan(long_profile(), {0: 4_000_000, "cpu": host, **more})
 

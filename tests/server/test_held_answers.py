@@ -108,6 +108,7 @@ def test_two_forms_of_a_message_disagree(agent: str) -> None:
     assert (answer.status_code, "output_format" in answer.text) == (400, True)
 
 
+@pytest.mark.slow
 def test_only_allowed_tools_are_called(agent: str) -> None:
     def chosen(name: str, mode: str) -> dict[str, Any]:
         tools = [{"type": "function", "function": {"name": name}}]

@@ -106,6 +106,7 @@ def url(folders: dict[str, str]) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_each_model_answers_to_its_name(url: str, texts: dict[str, str]) -> None:
     for name in reversed(NAMES):
         answer = complete(url, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import isfinite
 
 from ...devices import (
@@ -216,13 +217,18 @@ def smallest_budget(budgets: Mapping[Key, int], device: Key, enough: int, fits: 
 
 
 def budget_error(budgets: Mapping[Key, int], needed: int, fits: Fits) -> BudgetError:
-    """Return the error for a model that does not fit, with the smallest budget of each device that would do.
+    """Return the error for a model that does not fit. Its message names the smallest budget of each device that would
+    do; they are searched for when it is read.
 
     Args:
         budgets: bytes by device key, as planned with.
         needed: bytes that are enough on any one device.
         fits: whether the model fits under other budgets.
     """
+    return BudgetError(partial(_shortage, dict(budgets), needed, fits))
+
+
+def _shortage(budgets: Mapping[Key, int], needed: int, fits: Fits) -> str:
     remedies = []
     for device, size in budgets.items():
         enough = smallest_budget(budgets, device, needed, fits)
@@ -233,4 +239,4 @@ def budget_error(budgets: Mapping[Key, int], needed: int, fits: Fits) -> BudgetE
         advice = f"one of these budgets would do: {'; '.join(remedies)}"
     else:
         advice = "no single budget would do: raise several, or allow 'disk'"
-    return BudgetError(f"the model does not fit the budgets ({given}); {advice}")
+    return f"the model does not fit the budgets ({given}); {advice}"

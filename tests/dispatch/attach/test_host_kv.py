@@ -87,6 +87,7 @@ def test_tokens_logits_and_cache_are_those_of_a_cache_on_the_device(names: set[s
     assert_equal(found, expected())
 
 
+@pytest.mark.slow
 def test_beams_are_reordered_as_on_the_device() -> None:
     options = {"num_beams": 3, "num_return_sequences": 2}
     assert_equal(generated(dispatch_model(model(), with_kv_on_host()), **options), generated(on_device(), **options))
@@ -107,6 +108,7 @@ def test_a_cache_may_be_changed_between_calls(change: Any) -> None:
     assert torch.equal(found, continued(on_device(), DynamicCache(), change))
 
 
+@pytest.mark.slow
 def test_two_caches_in_turns_do_not_disturb_each_other() -> None:
     found, twin = dispatch_model(model(), with_kv_on_host()), on_device()
     ids = [torch.arange(9)[None], torch.arange(30, 50)[None]]
@@ -201,6 +203,7 @@ def test_older_keys_and_values_on_disk_change_no_bit(tmp_path: Path, in_ram: int
     assert dispatched(found).stats()["kv"]["bytes_from_disk"] > 0  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_beams_of_older_tokens_on_disk_are_reordered_as_on_the_device(tmp_path: Path) -> None:
     options = {"num_beams": 3, "num_return_sequences": 2}
     assert_equal(generated(on_disk(tmp_path), **options), generated(on_device(), **options))
@@ -228,6 +231,7 @@ class Stopped(Exception):
     """What a user's streamer raises in the middle of a text."""
 
 
+@pytest.mark.slow
 def test_nothing_is_left_on_disk_after_an_error_in_the_middle_of_a_text(tmp_path: Path) -> None:
     found, seen = on_disk(tmp_path), []
 

@@ -189,6 +189,7 @@ def test_an_output_without_rows_is_named() -> None:
         model(x, loss=True)
 
 
+@pytest.mark.slow
 def test_threads_share_the_stages() -> None:
     virtual.enable(count=2, strict=True, late_compute=True)
     model = in_stages(2)

@@ -46,6 +46,7 @@ def test_there_is_one_more_than_there_are_accelerators() -> None:
     assert in_flight(8, 8, 4) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("size", [1, 3, 4])
 @pytest.mark.parametrize("accelerators", [2, 4])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from bigmodel.devices import virtual
 from bigmodel.errors import BudgetError, DeviceError, SizeError
 from bigmodel.plan import make_plan
 from bigmodel.plan.result.budgets import (
+    Key,
     budget_error,
     device_name,
     device_type_of,
@@ -77,6 +81,24 @@ def test_the_error_names_every_single_sufficient_budget() -> None:
 def test_the_error_says_if_no_single_budget_is_sufficient() -> None:
     with pytest.raises(BudgetError, match="raise several"):
         raise budget_error({0: 5, "cpu": 30}, 1000, lambda budgets: False)
+
+
+def test_what_would_do_is_searched_for_once_and_only_if_the_message_is_read() -> None:
+    asked = []
+
+    def counted(budgets: Mapping[Key, int]) -> bool:
+        asked.append(budgets)
+        return fits(budgets)
+
+    error = budget_error({0: 5, "cpu": 30}, 1000, counted)
+    assert not asked
+    again = pickle.loads(pickle.dumps(error))
+    searched = len(asked)
+    assert searched
+    assert str(error) == str(again)
+    assert repr(error) == repr(again)
+    assert str(error) in repr(error)
+    assert len(asked) == searched
 
 
 @pytest.mark.usefixtures("accelerators")

@@ -86,6 +86,7 @@ class TestPlan:
         assert Plan.from_json(tight.to_json()) == tight
         assert 0 < tight.devices[0].total <= budget
 
+    @pytest.mark.slow
     def test_a_prompt_takes_as_many_passes_as_it_has_chunks(self) -> None:
         model = tiny_llama(max_position_embeddings=2048, intermediate_size=2048)
         shapes = {"context_length": 1025, "new_tokens": 1}

@@ -35,6 +35,7 @@ def planned(size: int | str | None, accelerators: int = 2, batch: int = 8, **mor
     return plan(tiny_llama(**SHAPE), {**budget, "cpu": "1GB"}, "balanced", micro_batch_size=size, **shape, **more)
 
 
+@pytest.mark.slow
 def test_devices_that_compute_get_small_ones() -> None:
     made = planned("auto", machine=computing())
     assert made.micro_batch_size in (1, 2)

@@ -20,6 +20,7 @@ def profiles(dtype: str | None = None, **config: Any) -> list[Profile]:
     return [profile_model(tiny_llama(num_hidden_layers=layers, **config), **shape) for layers in DEPTHS]
 
 
+@pytest.mark.slow
 def test_shared_recordings_give_the_profiles_that_each_model_has_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = profiles()
     ran: list[int] = []
@@ -38,12 +39,14 @@ def test_shared_recordings_give_the_profiles_that_each_model_has_alone(monkeypat
     assert len(ran) == 1 + len(DEPTHS)  # none is shared outside
 
 
+@pytest.mark.slow
 def test_models_that_differ_in_more_share_nothing() -> None:
     expected = [*profiles(), *profiles("bfloat16"), *profiles(hidden_size=32)]
     with sharing_recordings():
         assert [*profiles(), *profiles("bfloat16"), *profiles(hidden_size=32)] == expected
 
 
+@pytest.mark.slow
 def test_a_model_of_other_layers_shares_nothing() -> None:
     def profile(slides: bool) -> Profile:
         from transformers import Gemma3ForCausalLM, Gemma3TextConfig

@@ -80,6 +80,7 @@ def expected(folders: dict[str, Path], adapter: str, prompt: list[int] | None = 
     return oracle.generate(model, tiny_tokenizer(), PROMPTS[adapter] if prompt is None else prompt, greedy)
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_pefts_model(folders: dict[str, Path]) -> None:
     with serving(folders) as engine:
         found = {name: answer(engine, name) for name in PROMPTS}

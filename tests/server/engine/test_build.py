@@ -36,6 +36,7 @@ def engine(placed: Loaded, **options: int) -> Engine:
     return build_engine(placed.model, placed.tokenizer, placed.plan, EngineOptions(**options))
 
 
+@pytest.mark.slow
 def test_sequences_and_positions_are_those_of_the_plan(placed: Loaded) -> None:
     made = engine(placed)
     scheduler, entry = made.core.scheduler, placed.plan.devices["cpu"]

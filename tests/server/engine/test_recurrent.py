@@ -138,6 +138,7 @@ def together(engine: Engine, asked: list[list[int]], tokens: int) -> list[Any]:
     return [everything(collector) for collector in collectors]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ALL)
 def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[[], Any]) -> None:
     model = built(make)
@@ -152,6 +153,7 @@ def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[
     engine.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", DENSE)
 def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callable[[], Any]) -> None:
     model = built(make)
@@ -262,6 +264,7 @@ def test_an_accelerator_keeps_to_its_budget_with_states_of_more_sequences_than_p
     assert max_memory_allocated(0) <= entry.budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lfm2, mamba, zamba2])
 def test_streamed_layers_give_the_same_bits(make: Callable[[], Any], accelerators: None) -> None:
     found = []

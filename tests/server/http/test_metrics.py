@@ -79,6 +79,7 @@ def test_the_plan_route_shows_placement_and_the_engine() -> None:
         assert (engine["state"], engine["max_sequences"], engine["generated_tokens"]) == ("running", 3, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.virtual_only("several accelerators")
 @pytest.mark.usefixtures("accelerators")
 def test_the_bubbles_of_stages_are_shown() -> None:
