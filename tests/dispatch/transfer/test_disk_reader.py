@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from bigmodel.checkpoint import Checkpoint
 from bigmodel.devices import Event, copy_stream
+from bigmodel.devices.streams import ThreadCopyStream
 from bigmodel.dispatch.transfer.disk_reader import DiskReader
 from bigmodel.dispatch.transfer.files import SourceFile
 from bigmodel.dispatch.transfer.page_cache import ReadPolicy
@@ -324,7 +325,7 @@ def descriptors_of(folder: Path) -> int:
 def test_files_are_opened_once_and_closed_with_the_reader(tmp_path: Path, stats: StreamStats) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=4, elements=CHUNK)
     before = descriptors_of(tmp_path)
-    link = copy_stream(HOST)
+    link = ThreadCopyStream("to the host")
     reader = DiskReader(link, ReadPolicy(0), stats, STAGING)
     fetched(reader, blocks[0])
     opened = descriptors_of(tmp_path)
