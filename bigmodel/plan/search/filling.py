@@ -180,7 +180,18 @@ def fill_around(
     first = {index for index in stay if items[index].pinned or (items[index].lends and len(keys) > 1)}
     left = [index for index in stay if index in first and not filling.try_add(index, (main, main))]
     free = (index for index in stay if index not in first)
-    return filling, left + fill_in_order(free, len(keys), lambda index, at: filling.try_add(index, (keys[at],) * 2))
+    refused: set[tuple[int, int]] = set()  # an equal group was: nothing is taken away, so there is no more room later
+
+    def place(index: int, at: int) -> bool:
+        kind = id(items[index]), at
+        if kind in refused:
+            return False
+        if filling.try_add(index, (keys[at], keys[at])):
+            return True
+        refused.add(kind)
+        return False
+
+    return filling, left + fill_in_order(free, len(keys), place)
 
 
 def hold_away(filling: Filling, away: Iterable[int]) -> None:
@@ -220,11 +231,12 @@ def fill_in_order(items: Iterable[int], devices: int, place: Callable[[int, int]
     """
     current, passed = 0, []
     for item in items:
-        chosen = next((at for at in range(current, devices) if place(item, at)), None)
-        if chosen is None:
-            passed.append(item)
+        for at in range(current, devices):
+            if place(item, at):
+                current = at
+                break
         else:
-            current = chosen
+            passed.append(item)
     return [item for item in passed if not any(place(item, at) for at in range(devices))]
 
 

@@ -149,6 +149,7 @@ class _SharedState:
     stream_buffers: bool
     split: ExpertSplit | None
     caches: Mapping[int, tuple[ExpertCapacity | None, ...]]
+    kinds: Mapping[int, int]  # of each unit with caches, a number that is equal for equal ones
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ class CostModel:
         self.units = UnitCost(profile, machine)
         self._unit_times: dict[object, dict[object, _UnitTime]] = {}
         self._transfer_times: dict[object, tuple[float, float]] = {}
+        self._caches: dict[tuple[ExpertCapacity | None, ...], int] = {}
         self._passing: KnownUnits = {}
         self._last: tuple[Assignment, _SharedState] | None = None
 
@@ -191,18 +193,21 @@ class CostModel:
         links: dict[Key, float] = {}
         disk = 0.0
         visits: list[Visit] = []
-        works, known = self.units.works[phase], self._known_times(phase, shared)
-        crossing = self.units.input_transfers[phase].may_cross(assignment.execution, main)
+        works, known, kinds = self.units.works[phase], self._known_times(phase, shared), shared.kinds
+        transfers = self.units.input_transfers[phase]
+        crossing = transfers.may_cross(assignment.execution, main)
         accelerators = set(filter(is_accelerator, set(assignment.execution)))
         for unit, (storage, execution) in enumerate(zip(assignment.storage, assignment.execution, strict=True)):
-            option = unit, storage, execution, shared.caches.get(unit, ())
+            option = unit, storage, execution, kinds.get(unit)
             time = known.get(option)
             if time is None:
                 time = known[option] = self._new_unit_time(phase, unit, storage, execution, shared)
             visit = time.visit
             compute[execution] = compute.get(execution, 0.0) + time.compute
             if unit in crossing and works.get(unit):
-                visit = self._with_inputs(visit, phase, unit, assignment)
+                sources = transfers.sources(unit, assignment.execution, main)
+                if sources:
+                    visit = self._with_inputs(visit, phase, unit, assignment, sources)
             if execution in accelerators:
                 links[execution] = links.get(execution, 0.0) + visit.fetch + visit.on_demand
             disk += time.disk
@@ -222,14 +227,15 @@ class CostModel:
         cached = self.units.fits_page_cache(shared.on_disk)
         return StepTime(seconds if cached else max(seconds, disk), compute, links, 0.0 if cached else disk)
 
-    def _with_inputs(self, visit: Visit, phase: int, unit: int, assignment: Assignment) -> Visit:
-        """Return a visit that begins with the transfer of the unit's inputs from other devices."""
+    def _with_inputs(
+        self, visit: Visit, phase: int, unit: int, assignment: Assignment, sources: tuple[Key, ...]
+    ) -> Visit:
+        """Return a visit that begins with the transfer of the unit's inputs from other devices: `sources` are those of
+        all its inputs."""
         execution, main = assignment.execution[unit], assignment.main
-        transfers = tuple(self.units.input_transfers[phase].from_elsewhere(unit, assignment.execution, main))
-        if not transfers:
-            return visit
-        key = execution, main, transfers
+        key = phase, unit, execution, sources
         if key not in self._transfer_times:
+            transfers = self.units.input_transfers[phase].from_elsewhere(unit, assignment.execution, main)
             crossings = [self.units.crossings(inputs, source, execution) for source, inputs in transfers]
             leaving, arriving = (sum(seconds) for seconds in zip(*crossings, strict=True))
             # What arrives shares the device's link with its streamed weights.
@@ -242,6 +248,10 @@ class CostModel:
         if self._last is None or self._last[0] is not assignment:
             units = self.profile.units
             caches = expert_capacities(self.profile, assignment, self._passing)
+            by_unit = {
+                index: tuple(caches.get((index, position)) for position in range(len(units[index].experts)))
+                for index in {index for index, _ in caches}
+            }
             found = _SharedState(
                 on_disk=sum(
                     unit.weights for unit, storage in zip(units, assignment.storage, strict=True) if storage == DISK
@@ -249,10 +259,8 @@ class CostModel:
                 from_host=not is_accelerator(assignment.main),
                 stream_buffers=assignment.stream_buffers,
                 split=assignment.expert_split,
-                caches={
-                    index: tuple(caches.get((index, position)) for position in range(len(units[index].experts)))
-                    for index in {index for index, _ in caches}
-                },
+                caches=by_unit,
+                kinds={index: self._caches.setdefault(own, len(self._caches)) for index, own in by_unit.items()},
             )
             self._last = assignment, found
         return self._last[1]

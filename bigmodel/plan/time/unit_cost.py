@@ -280,6 +280,20 @@ class InputTransfers:
                 found.setdefault(inputs.producer, set()).add(unit)
         return found
 
+    def sources(self, unit: int, execution: Sequence[Key], main: Key) -> tuple[Key, ...]:
+        """Return the device of each of the inputs of `unit`; none if all are where it runs. The arguments are those of
+        `from_elsewhere`, whose result follows from this."""
+        found = tuple([main if producer < 0 else execution[producer] for producer in self._producers.get(unit, ())])
+        return () if found.count(execution[unit]) == len(found) else found
+
+    @cached_property
+    def _producers(self) -> dict[int, tuple[int, ...]]:
+        """Of each unit, those on whose devices its inputs are; `OUTSIDE`: the main device."""
+        return {
+            unit: tuple(OUTSIDE if inputs.returned else inputs.producer for inputs in read)
+            for unit, read in self._inputs.items()
+        }
+
     def from_elsewhere(self, unit: int, execution: Sequence[Key], main: Key) -> list[tuple[Key, Inputs]]:
         """Return the inputs of `unit` that are not on the device it runs on, each with the device they are on.
 

@@ -87,7 +87,9 @@ def _cost(
     rows_at_once: int,
 ) -> tuple[int, int]:
     """Return the peak bytes of the intermediate results of restoring a weight, and the bytes that are moved."""
-    with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True):
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # what is found is kept as a whole
+    with _disable_current_modes(), mode:
         tensors = {leaf: torch.empty(each, dtype=kind, device=device) for leaf, each, kind in layout}
         out = torch.empty(rows_at_once, shape[1], dtype=dtype, device=device)
         with _Watch([out, *tensors.values()]) as watch:
