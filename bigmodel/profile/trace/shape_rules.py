@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 _FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_WHOLE = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
+_NUMBERS = _FLOATING | {torch.int8, torch.int16, torch.int32, torch.int64}
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,24 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _elementwise(args: tuple[Any, ...], floating: bool) -> Result | None:
-    """Return the result of an operation on tensors of one dtype and numbers that do not change it."""
+    """Return the result of an operation on tensors, and on numbers that do not change their dtype."""
     shape: tuple[int, ...] = ()
+    dtype = torch.float32
     first: FakeTensor | None = None
-    numbers = []
+    kinds = _FLOATING if floating or any(type(value) is float for value in args) else _NUMBERS
     for value in args:
         if type(value) is int or type(value) is float:
-            numbers.append(value)
-        elif type(value) is not FakeTensor or not value.dim() or not is_plain(value):
+            continue
+        if type(value) is not FakeTensor or not value.dim() or not is_plain(value) or value.dtype not in kinds:
             return None
-        elif first is None:
-            first, shape = value, tuple(value.shape)
-        elif value.dtype != first.dtype or value.fake_device != first.fake_device:
+        if first is None:
+            first, shape, dtype = value, tuple(value.shape), value.dtype
+        elif value.fake_device != first.fake_device:
             return None
-        elif value.shape != shape:
-            shape = _broadcast(shape, tuple(value.shape))
+        else:
+            dtype = torch.promote_types(dtype, value.dtype)
+            shape = shape if value.shape == shape else _broadcast(shape, tuple(value.shape))
     if first is None or not shape:
-        return None
-    dtype = first.dtype
-    if dtype not in _FLOATING and (floating or dtype not in _WHOLE or any(type(each) is float for each in numbers)):
         return None
     return Result(shape, contiguous_strides(shape), 0, dtype, _device_of(first), None)
 
@@ -101,11 +100,23 @@ def _floating(args: tuple[Any, ...]) -> Result | None:
 
 
 def _in_place(args: tuple[Any, ...]) -> Result | None:
-    found = _elementwise(args, floating=True)
+    found = _elementwise(args, floating=False)
     target = args[0]
-    if found is None or type(target) is not FakeTensor or found.shape != target.shape:
+    if found is None or type(target) is not FakeTensor or (found.shape, found.dtype) != (target.shape, target.dtype):
         return None
     return Result((), (), 0, target.dtype, target.fake_device, 0, True)
+
+
+def _floating_in_place(args: tuple[Any, ...]) -> Result | None:
+    return _in_place(args) if args[0].is_floating_point() else None
+
+
+def _whole_in_place(args: tuple[Any, ...]) -> Result | None:
+    return None if args[0].is_floating_point() else _in_place(args)
+
+
+def _softmax(args: tuple[Any, ...]) -> Result | None:
+    return _elementwise(args[:1], floating=True) if len(args) == 2 else None
 
 
 def _view(args: tuple[Any, ...]) -> Result | None:
@@ -148,7 +159,11 @@ _RULES: dict[Any, Callable[[tuple[Any, ...]], Result | None]] = {
         ),
         _floating,
     ),
-    **dict.fromkeys((aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor), _in_place),
+    **dict.fromkeys((aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor), _in_place),
+    aten.div_.Tensor: _floating_in_place,
+    aten._safe_softmax.default: _softmax,
+    **dict.fromkeys((aten.bitwise_and_.Scalar, aten.bitwise_left_shift_.Tensor_Scalar), _whole_in_place),
+    aten.bitwise_or_.Tensor: _whole_in_place,
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default), _view),
     **dict.fromkeys((aten.alias.default, aten.detach.default), _same_view),
 }
