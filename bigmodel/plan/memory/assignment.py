@@ -132,7 +132,7 @@ def memory_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
 def _usage_of_tensors(profile: Profile, assignment: Assignment) -> MemoryUsage:
     """Return `memory_usage` without the bytes that allocators reserve beyond tensors."""
     usage = passing_usage(profile.units, assignment, profile.offload_dtype, bool(profile.phases))
-    for device, purpose, nbytes in stored_tensors(profile, assignment):
+    for device, purpose, nbytes in _stored_bytes(profile, assignment):
         usage.add(device, purpose, nbytes)
     for device in assignment.caching:
         usage.add(device, SLOTS, sum(block_bytes(size) - size for size in usage.shared_tensors(device)))
@@ -317,6 +317,19 @@ def _add_reserved(usage: MemoryUsage, profile: Profile, assignment: Assignment) 
             usage.add(device, UNUSED, memory.peak + spare - usage.total(device))
         if memory.limited:
             usage.limited.add(device)
+
+
+def _stored_bytes(profile: Profile, assignment: Assignment) -> Iterator[tuple[Key, str, int]]:
+    """Yield what `stored_tensors` does, as few numbers for each unit as possible."""
+    separate = None if assignment.caching or profile.offload_dtype is not None else profile.separate_bytes
+    if separate is None:
+        yield from stored_tensors(profile, assignment)
+        return
+    for index, parts in enumerate(separate):
+        for is_buffer, nbytes in parts:
+            moves = is_buffer and not assignment.stream_buffers and index not in assignment.computed_below
+            device = assignment.execution[index] if moves else assignment.storage[index]
+            yield device, BUFFERS if is_buffer else WEIGHTS, nbytes
 
 
 def stored_tensors(profile: Profile, assignment: Assignment) -> Iterator[tuple[Key, str, int]]:
