@@ -170,13 +170,21 @@ def passing_usage(
     usage = MemoryUsage(
         assignment.main, assignment.slots, assignment.staging_bytes, assignment.expert_cache, assignment.readers
     )
-    for index, unit in enumerate(units):
-        storage, execution = assignment.storage[index], assignment.execution[index]
+    counts: dict[tuple[int, Key, Key], int] = {}
+    passing: dict[int, PassingUnit] = {}
+    for index, (unit, storage, execution) in enumerate(
+        zip(units, assignment.storage, assignment.execution, strict=True)
+    ):
         if storage != execution and not unit.is_lookup:
             with_buffers = assignment.stream_buffers or index in assignment.computed_below
-            if (index, with_buffers) not in known:
-                known[index, with_buffers] = passing_unit(unit, offload_dtype, with_buffers, reads)
-            usage.add_unit(known[index, with_buffers], storage, execution)
+            found = known.get((index, with_buffers))
+            if found is None:
+                found = known[index, with_buffers] = passing_unit(unit, offload_dtype, with_buffers, reads)
+            kind = id(found), storage, execution
+            passing[id(found)] = found
+            counts[kind] = counts.get(kind, 0) + 1
+    for (number, storage, execution), count in counts.items():
+        usage.add_unit(passing[number], storage, execution, count)
     return usage
 
 

@@ -99,6 +99,10 @@ class Filling:
         taken = item.stored_bytes((device, device)) + item.working + (activations if starts else 0)
         return self.usage.excess(device, self.capacity.budgets) + taken <= 0
 
+    def runs(self, device: Key) -> bool:
+        """Whether anything runs on a device, or needs it to run."""
+        return bool(self._running[device])
+
     def fits(self) -> bool:
         """Whether every device keeps to its budget."""
         return not self.usage.over(self.capacity.budgets)
@@ -180,18 +184,44 @@ def fill_around(
     first = {index for index in stay if items[index].pinned or (items[index].lends and len(keys) > 1)}
     left = [index for index in stay if index in first and not filling.try_add(index, (main, main))]
     free = (index for index in stay if index not in first)
-    refused: set[tuple[int, int]] = set()  # an equal group was: nothing is taken away, so there is no more room later
+    resident = _Resident(filling)
+    return filling, left + fill_in_order(free, len(keys), resident.try_add)
 
-    def place(index: int, at: int) -> bool:
-        kind = id(items[index]), at
-        if kind in refused:
+
+class _Resident:
+    """Places groups that are held and run on one accelerator: what `Filling.try_add` does, with the free bytes of each
+    accelerator at hand.
+
+    Args:
+        filling: the accelerators so far. Nothing else is placed there in the meantime.
+    """
+
+    def __init__(self, filling: Filling) -> None:
+        capacity = filling.capacity
+        self._filling, self._keys, self._main = filling, capacity.accelerators, capacity.main
+        self._activations = capacity.activations
+        self._free = {key: -filling.usage.excess(key, capacity.budgets) for key in self._keys}
+        self._runs = {key: filling.runs(key) for key in self._keys}
+        self._refused: set[tuple[int, int]] = set()  # an equal group was, and there is never more room later
+
+    def try_add(self, index: int, at: int) -> bool:
+        """Place a group on the accelerator number `at` if that keeps to its budget; return whether it is."""
+        item, key = self._filling.items[index], self._keys[at]
+        kind = id(item), at
+        if kind in self._refused:
             return False
-        if filling.try_add(index, (keys[at], keys[at])):
-            return True
-        refused.add(kind)
-        return False
-
-    return filling, left + fill_in_order(free, len(keys), place)
+        starts = not self._runs[key] and bool(item.units or key == self._main)
+        taken = item.stored_bytes((key, key)) + item.working + (self._activations if starts else 0)
+        if taken > self._free[key] or not item.may_take((key, key), self._main):
+            self._refused.add(kind)
+            return False
+        self._free[key] -= taken
+        self._runs[key] = self._runs[key] or starts
+        if not self._runs.get(self._main, True):  # it has to run what comes in between
+            self._runs[self._main] = True
+            self._free[self._main] -= self._activations
+        self._filling.add(index, (key, key))
+        return True
 
 
 def hold_away(filling: Filling, away: Iterable[int]) -> None:

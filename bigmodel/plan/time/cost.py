@@ -176,7 +176,7 @@ class CostModel:
         self.profile = profile
         self.units = UnitCost(profile, machine)
         self._unit_times: dict[object, dict[object, _UnitTime]] = {}
-        self._transfer_times: dict[object, tuple[float, float]] = {}
+        self._visits_with_inputs: dict[object, Visit] = {}  # by time and places of its inputs
         self._caches: dict[tuple[ExpertCapacity | None, ...], int] = {}
         self._passing: KnownUnits = {}
         self._last: tuple[Assignment, _SharedState] | None = None
@@ -246,27 +246,24 @@ class CostModel:
             if works.get(unit):
                 sources = transfers.sources(unit, execution, main)
                 if sources:
-                    found[unit] = self._with_inputs(found[unit], phase, unit, assignment, sources)
+                    key = id(times[unit]), sources  # the times of units are kept
+                    visit = self._visits_with_inputs.get(key)
+                    if visit is None:
+                        visit = self._with_inputs(found[unit], phase, unit, assignment)
+                        self._visits_with_inputs[key] = visit
+                    found[unit] = visit
         between = self.units.compute(phase, OUTSIDE, main, shared.from_host)
         found.append(Visit(between, device=main))
         return found
 
-    def _with_inputs(
-        self, visit: Visit, phase: int, unit: int, assignment: Assignment, sources: tuple[Key, ...]
-    ) -> Visit:
-        """Return a visit that begins with the transfer of the unit's inputs from other devices: `sources` are those of
-        all its inputs."""
+    def _with_inputs(self, visit: Visit, phase: int, unit: int, assignment: Assignment) -> Visit:
+        """Return a visit that begins with the transfer of the unit's inputs from other devices."""
         execution, main = assignment.execution[unit], assignment.main
-        key = phase, unit, execution, sources
-        times = self._transfer_times.get(key)
-        if times is None:
-            transfers = self.units.input_transfers[phase].from_elsewhere(unit, assignment.execution, main)
-            crossings = [self.units.crossings(inputs, source, execution) for source, inputs in transfers]
-            leaving, arriving = (sum(seconds) for seconds in zip(*crossings, strict=True))
-            # What arrives shares the device's link with its streamed weights.
-            times = self._transfer_times[key] = leaving, arriving
-        compute, fetch, on_demand, _, device, read = visit
-        return Visit(compute + times[0], fetch, on_demand, times[1], device, read)
+        transfers = self.units.input_transfers[phase].from_elsewhere(unit, assignment.execution, main)
+        crossings = [self.units.crossings(inputs, source, execution) for source, inputs in transfers]
+        leaving, arriving = (sum(seconds) for seconds in zip(*crossings, strict=True))
+        # What arrives shares the device's link with its streamed weights.
+        return visit._replace(compute=visit.compute + leaving, inputs=arriving)
 
     def _shared_state(self, assignment: Assignment) -> _SharedState:
         """Return the properties of an assignment that all its phases and units share."""

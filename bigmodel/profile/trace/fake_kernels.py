@@ -111,7 +111,25 @@ def derive(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         arguments = tensors_in(args)
         if _common_device(arguments) is not None:
             return _make_one(found, arguments, _mode_of(arguments))
+    if func is aten.empty.memory_format:
+        made = _empty(*args, **kwargs)
+        if made is not None:
+            return made
     return by_pytorch(func, args, kwargs)
+
+
+def _empty(
+    size: list[int], *, dtype: torch.dtype | None = None, device: torch.device | None = None, **how: Any
+) -> torch.Tensor | None:
+    """Return a new contiguous tensor; None if it is to be made in another way, or its device is the current one."""
+    if device is None or device.type == "meta" or (device.index is None and device.type != HOST):
+        return None
+    if how.get("layout") not in (None, torch.strided) or how.get("memory_format") is not None or how.get("pin_memory"):
+        return None
+    if not all(type(each) is int and each >= 0 for each in size):
+        return None
+    own = torch.device(device.type, device.index)
+    return new_fake(torch.Size(size), dtype or torch.get_default_dtype(), own, _mode_of([]))
 
 
 def by_pytorch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -141,8 +159,16 @@ def _grouped_mm(
     dtype = kwargs.get("out_dtype") or tokens.dtype
     if tokens.dim() == 2 and weights.dim() == 2:
         assert offsets is not None
-        return tokens.new_empty((offsets.shape[0], tokens.shape[0], weights.shape[1]), dtype=dtype)
-    return tokens.new_empty((*tokens.shape[:-1], weights.shape[-1]), dtype=dtype)
+        return _empty_like((offsets.shape[0], tokens.shape[0], weights.shape[1]), dtype, tokens)
+    return _empty_like((*tokens.shape[:-1], weights.shape[-1]), dtype, tokens)
+
+
+def _empty_like(shape: tuple[int, ...], dtype: torch.dtype, other: torch.Tensor) -> torch.Tensor:
+    """Return a new contiguous tensor on the device of another."""
+    if not isinstance(other, FakeTensor):
+        return other.new_empty(shape, dtype=dtype)
+    own = torch.device(other.fake_device.type, other.fake_device.index)
+    return new_fake(torch.Size(shape), dtype, own, other.fake_mode)
 
 
 def _gru_cell(_input: torch.Tensor, _gates: torch.Tensor, state: torch.Tensor, *_: Any) -> Any:
