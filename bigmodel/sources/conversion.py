@@ -21,6 +21,7 @@ from torch import nn
 
 from ..errors import CheckpointMismatchError
 from .headers import TensorEntry
+from .lazy_patterns import compiled_later
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,8 @@ class KeyRules:
         from transformers.core_model_loading import WeightConverter, WeightRenaming
 
         self._model, self._names = model, names
-        self._mapping = get_model_conversion_mapping(model) or []
+        with compiled_later():
+            self._mapping = get_model_conversion_mapping(model) or []
         self._renamings = [rule for rule in self._mapping if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in self._mapping if isinstance(rule, WeightConverter)]
         self._by_pattern = {pattern: rule for rule in self._converters for pattern in rule.source_patterns}

@@ -225,6 +225,7 @@ class ReplayingRecorder(Recorder):
             given = self._arguments(module, args, kwargs)
             known = None if given is None else self._known_module(module)
         if given is None or known is None or known.structure is None or not known.is_unchanged():
+            given = None  # the call may free what it is given in a list or a cache
             return method(*args, **kwargs)
         held = tuple(given.held.items())
         key = known.structure, tuple(given.key), held, self._settings, self._choice, torch.get_default_dtype()
@@ -233,7 +234,7 @@ class ReplayingRecorder(Recorder):
             with torch._C.DisableTorchFunction():
                 return self._replay(call, given)
         names = tuple((id(tensor), self.number_of(tensor)) for tensor in given.tensors)
-        given.tensors.clear()  # the call may take one from a list, and free it
+        given.tensors.clear()  # for the same reason
         begin, first, choice, asked = len(self.events), self._count, self._choice, self.values.asked
         gathered, self.gathered = self.gathered, set()
         try:
