@@ -1,7 +1,7 @@
 """Regular expressions of transformers' rules for checkpoints, compiled when they are first used.
 
-For the rules of one model transformers makes those of all its models, and compiles about a thousand regular expressions,
-which takes a twentieth of a second. A plan needs a few of them.
+For the rules of one model transformers makes those of all its models, and compiles all their regular expressions, which
+takes a twentieth of a second. A plan needs a few of them.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ def _wanted_pieces(raw: bytes) -> tuple[int, list[bytes]]:
     first[np.searchsorted(ends, _positions(data, _FIRST))] = True
     starts = np.append(0, ends[:-1] + 1)
     wanted = np.flatnonzero(~numbered | first)
-    return len(ends), [raw[start:end] for start, end in zip(starts[wanted].tolist(), ends[wanted].tolist(), strict=True)]
+    return len(ends), [
+        raw[start:end] for start, end in zip(starts[wanted].tolist(), ends[wanted].tolist(), strict=True)
+    ]
 
 
 def _positions(data: Bytes, wanted: bytes) -> Numbers:

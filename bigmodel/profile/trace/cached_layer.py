@@ -2,7 +2,8 @@
 
 Attention with a cache concatenates new keys and values to those of its own layer, and the old ones are freed. Such a
 call can be replayed for another block if its layer of the cache holds tensors of equal shapes, and if the call accessed
-no other layer. `watched` tells which it accessed.
+its own layer alone, as that: the first block may access the first layer by its number, as all others do. `watched`
+tells whether it did more.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+from torch import nn
+
+POSITIONS = frozenset({"layer_idx", "layer_id", "layer_index"})
+"""Attributes of modules that say which layer they belong to."""
 
 LAYERS = "layers"
 """Attribute of a cache of transformers: a list with an object for each block, whose attributes are its tensors."""
@@ -52,30 +58,42 @@ class CachedLayer:
         return {name: value for name, value in vars(self.cache).items() if name != LAYERS}
 
     @contextmanager
-    def watched(self) -> Iterator[set[int]]:
-        """Yield a set to which the positions of other layers are added that are accessed within the context."""
+    def watched(self, module: nn.Module) -> Iterator[set[int]]:
+        """Yield a set to which is added what is accessed of the cache's layers within the context, other than this one
+        by the position that the parts of `module` have."""
         layers = vars(self.cache)[LAYERS]
-        watched = _Watched(layers, self.position)
+        watched = _Watched(layers)
+        members = [vars(part) for part in module.modules()]
+        known = [(own, name, own[name]) for own in members for name in POSITIONS if name in own]
         setattr(self.cache, LAYERS, watched)
+        for own, name, position in known:
+            own[name] = _OwnPosition(position)
         try:
             yield watched.others
         finally:
+            for own, name, position in known:
+                own[name] = position
             setattr(self.cache, LAYERS, layers)
+            if isinstance(layers, _Watched):  # for a block around the module
+                layers.others |= watched.others
             if len(watched) != len(layers):  # some have been added
                 watched.others.add(len(layers))
                 layers[:] = list.__iter__(watched)
 
 
-class _Watched(list[Any]):
-    """A list that notes which of its members are accessed, but for one."""
+class _OwnPosition(int):
+    """The position of the running block, which its type tells from an equal number."""
 
-    def __init__(self, members: list[Any], own: int) -> None:
+
+class _Watched(list[Any]):
+    """A list that notes which of its members are accessed, but for that at the position of the running block."""
+
+    def __init__(self, members: list[Any]) -> None:
         super().__init__(list.__iter__(members))
-        self.own = own
         self.others: set[int] = set()
 
     def __getitem__(self, position: Any) -> Any:
-        if position != self.own:
+        if type(position) is not _OwnPosition:
             self.others.add(position if isinstance(position, int) else -1)
         return super().__getitem__(position)
 

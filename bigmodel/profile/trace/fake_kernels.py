@@ -93,7 +93,7 @@ restoring.run_operation = run_fake
 
 
 def fake_mode() -> FakeTensorMode:
-    """Return a mode that does not remember results: `run_fake` does, and PyTorch's cache would take time for nothing."""
+    """Return a mode that does not remember results, as `run_fake` does."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode.cache_enabled = False
     return mode

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .cached_layer import CachedLayer, is_cache
+from .cached_layer import POSITIONS, CachedLayer, is_cache
 from .events import OUTSIDE, Allocate, Event, Free, Operation, Route, Routed, Scratch
 from .fake_kernels import fake_view
 from .recorder import Recorder
@@ -32,9 +32,6 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that every module has: its tensors and modules, which are compared by shape and structure, and hooks."""
 
 _HOOKS = frozenset(name for name in _OF_MODULES if name.endswith("_hooks"))
-
-_POSITIONS = frozenset({"layer_idx", "layer_id", "layer_index"})
-"""Attributes that say which layer a module belongs to: layers of one kind do the same."""
 
 _REPLACED = frozenset({"forward", "_apply"})
 """Methods that the recorder and the fake clone replace."""
@@ -188,7 +185,7 @@ class ReplayingRecorder(Recorder):
             return _Known(None, ())
         parts: list[Any] = [type(module), module.training]
         for name, value in own.items():
-            if name in _OF_MODULES or name in _POSITIONS or name in _REPLACED:
+            if name in _OF_MODULES or name in POSITIONS or name in _REPLACED:
                 continue
             if _has_settings(value) and id(value) not in self._objects:
                 return _Known(None, ())
@@ -239,7 +236,7 @@ class ReplayingRecorder(Recorder):
         gathered, self.gathered = self.gathered, set()
         try:
             with ExitStack() as stack:
-                others = [stack.enter_context(layer.watched()) for layer in given.layers]
+                others = [stack.enter_context(layer.watched(module)) for layer in given.layers]
                 output = method(*args, **kwargs)
         finally:
             added, self.gathered = self.gathered, gathered | self.gathered
@@ -305,7 +302,13 @@ class ReplayingRecorder(Recorder):
         if value is None:
             return None
         self._values[id(value)] = value
-        return id(value), value._version, value is vars(tensor).get(VALUE), self.values.of(tensor) is None, vars(tensor).get(CHOSEN)
+        return (
+            id(value),
+            value._version,
+            value is vars(tensor).get(VALUE),
+            self.values.of(tensor) is None,
+            vars(tensor).get(CHOSEN),
+        )
 
     def _describe_cache(self, cache: Any, key: list[Any], found: _Arguments) -> bool:
         position = self._position_in_caches(found.module)
@@ -327,7 +330,7 @@ class ReplayingRecorder(Recorder):
         """Return the position that all parts of a module have in caches; None if they have none, or several."""
         if id(module) not in self._positions:
             members = [vars(part) for part in module.modules()]
-            found = {own[name] for own in members for name in _POSITIONS if name in own}
+            found = {int(own[name]) for own in members for name in POSITIONS if isinstance(own.get(name), int)}
             self._positions[id(module)] = found.pop() if len(found) == 1 else None
         return self._positions[id(module)]
 
@@ -516,8 +519,10 @@ def _has_settings(value: Any) -> bool:
 def _state_of(module: nn.Module) -> tuple[object, ...]:
     """Return what changes if an attribute of a module is set, or a member of one that is a collection."""
     own = vars(module)
-    found = [*map(id, own.values())]
-    for name, member in own.items():
+    found: list[object] = [*map(id, own.values())]
+    for place, (name, member) in enumerate(own.items()):
+        if name in POSITIONS and isinstance(member, int):
+            found[place] = int(member)
         kind = type(member)
         if kind is dict and name not in _HOOKS:
             found += map(id, member.values())

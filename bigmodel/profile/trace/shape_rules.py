@@ -146,7 +146,9 @@ def _device_of(tensor: FakeTensor) -> torch.device:
 
 
 _RULES: dict[Any, Callable[[tuple[Any, ...]], Result | None]] = {
-    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.neg.default), _arithmetic),
+    **dict.fromkeys(
+        (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.neg.default), _arithmetic
+    ),
     **dict.fromkeys(
         (
             aten.cos.default,
