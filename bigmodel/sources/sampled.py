@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from ..errors import CheckpointError
 from .headers import LENGTH_BYTES, TensorEntry, header_length, parse_entry
 
-Bytes, Numbers = NDArray[np.uint8], NDArray[np.intp]
-
 _NUMBERED, _FIRST = b".experts.", b".experts.0."
 
 
@@ -91,7 +89,7 @@ def _wanted_pieces(raw: bytes) -> tuple[int, list[bytes]]:
     ]
 
 
-def _positions(data: Bytes, wanted: bytes) -> Numbers:
+def _positions(data: NDArray[np.uint8], wanted: bytes) -> NDArray[np.intp]:
     """Return the positions of a sequence of bytes in others."""
     found = np.flatnonzero((data[:-1] == wanted[0]) & (data[1:] == wanted[1]))
     found = found[found <= len(data) - len(wanted)]

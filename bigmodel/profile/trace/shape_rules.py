@@ -129,7 +129,7 @@ def _view(args: tuple[Any, ...]) -> Result | None:
     if len(free) > 1 or known <= 0 or tensor.numel() % known or (not free and known != tensor.numel()):
         return None
     shape = tuple(tensor.numel() // known if size == -1 else size for size in sizes)
-    return Result(shape, contiguous_strides(shape), tensor.storage_offset(), tensor.dtype, _device_of(tensor), 0)
+    return Result(shape, contiguous_strides(shape), int(tensor.storage_offset()), tensor.dtype, _device_of(tensor), 0)
 
 
 def _same_view(args: tuple[Any, ...]) -> Result | None:
@@ -137,7 +137,7 @@ def _same_view(args: tuple[Any, ...]) -> Result | None:
     if type(tensor) is not FakeTensor or not is_plain(tensor):
         return None
     shape = tuple(tensor.shape)
-    return Result(shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, _device_of(tensor), 0)
+    return Result(shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype, _device_of(tensor), 0)
 
 
 def _device_of(tensor: FakeTensor) -> torch.device:
