@@ -73,6 +73,11 @@ class UnitCost:
             self._known[key] = self._of_works[shared]
         return self._known[key]
 
+    @cached_property
+    def separate(self) -> set[int]:
+        """As `separate_units`, of the profile's."""
+        return separate_units(self.profile.units)
+
     def least_compute(self, phase: int, unit: int, execution: Key) -> float:
         """Return a lower bound of `compute`, wherever other units are held."""
         least = min(self.compute(phase, unit, execution, from_host) for from_host in (False, True))

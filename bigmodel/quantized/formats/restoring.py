@@ -97,6 +97,13 @@ def _cost(
     return watch.peak, watch.moved * math.ceil(shape[0] / rows_at_once)
 
 
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors among arguments or results, which are nested in sequences at most."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [each for member in value for each in _tensors_in(member)] if isinstance(value, (list, tuple)) else []
+
+
 class _Watch(TorchDispatchMode):
     """Adds up the bytes of new storages while they live, and those that operations read and write."""
 
@@ -110,12 +117,11 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = run_operation(func, args, kwargs or {})
-        made = [each for each in torch.utils._pytree.tree_leaves(output) if isinstance(each, torch.Tensor)]
+        made = _tensors_in(output)
         for tensor in made:
             self._add(tensor)
         if not func.is_view:
-            read = [each for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, torch.Tensor)]
-            self.moved += sum(tensor.nbytes for tensor in [*read, *made])
+            self.moved += sum(tensor.nbytes for tensor in [*_tensors_in(args), *made])
         return output
 
     def _add(self, tensor: torch.Tensor) -> None:
