@@ -202,12 +202,20 @@ def expert_capacities(
         return {}
     usage = passing_usage(profile.units, assignment, known=known)
     capacities = {device: usage.expert_capacities(device) for device in (assignment.main, HOST)}
+    fetched_to: dict[tuple[Key, Key], Key | None] = {}
     found = {}
-    for index, unit in enumerate(profile.units):
-        streamed = assignment.streamed(index)
-        if streamed or (assignment.storage[index], assignment.execution[index]) == (DISK, HOST):
+    for index, (unit, option) in enumerate(
+        zip(profile.units, zip(assignment.storage, assignment.execution, strict=True), strict=True)
+    ):
+        if not unit.experts:
+            continue
+        if option not in fetched_to:
+            read = HOST if option == (DISK, HOST) else None
+            fetched_to[option] = assignment.main if assignment.streamed(index) else read
+        device = fetched_to[option]
+        if device is not None:
             for position, experts in enumerate(unit.experts):
-                found[index, position] = capacities[assignment.main if streamed else HOST][experts.slots]
+                found[index, position] = capacities[device][experts.slots]
     return found
 
 

@@ -185,7 +185,7 @@ def fill_around(
     left = [index for index in stay if index in first and not filling.try_add(index, (main, main))]
     free = (index for index in stay if index not in first)
     resident = _Resident(filling)
-    return filling, left + fill_in_order(free, len(keys), resident.try_add)
+    return filling, left + fill_in_order(free, len(keys), resident.try_add, lambda index: id(items[index]))
 
 
 class _Resident:
@@ -202,18 +202,13 @@ class _Resident:
         self._activations = capacity.activations
         self._free = {key: -filling.usage.excess(key, capacity.budgets) for key in self._keys}
         self._runs = {key: filling.runs(key) for key in self._keys}
-        self._refused: set[tuple[int, int]] = set()  # an equal group was, and there is never more room later
 
     def try_add(self, index: int, at: int) -> bool:
         """Place a group on the accelerator number `at` if that keeps to its budget; return whether it is."""
         item, key = self._filling.items[index], self._keys[at]
-        kind = id(item), at
-        if kind in self._refused:
-            return False
         starts = not self._runs[key] and bool(item.units or key == self._main)
         taken = item.stored_bytes((key, key)) + item.working + (self._activations if starts else 0)
         if taken > self._free[key] or not item.may_take((key, key), self._main):
-            self._refused.add(kind)
             return False
         self._free[key] -= taken
         self._runs[key] = self._runs[key] or starts
@@ -247,7 +242,12 @@ def _move(filling: Filling, index: int, storage: Key) -> None:
     filling.add(index, (storage, execution))
 
 
-def fill_in_order(items: Iterable[int], devices: int, place: Callable[[int, int], bool]) -> list[int]:
+def fill_in_order(
+    items: Iterable[int],
+    devices: int,
+    place: Callable[[int, int], bool],
+    kind: Callable[[int], object] | None = None,
+) -> list[int]:
     """Place items in order, keeping neighbours together, and return those that fit nowhere.
 
     An item goes to the current device, else to the next one that it fits, which becomes the current one. An item too
@@ -258,16 +258,34 @@ def fill_in_order(items: Iterable[int], devices: int, place: Callable[[int, int]
         items: in execution order.
         devices: how many devices there are, in the order they are filled.
         place: places an item on a device, by number, if it fits there; returns whether it did.
+        kind: a value that is equal for equal items: where one does not fit, the others are not tried, as there is never
+            more room later. None: all are tried.
     """
     current, passed = 0, []
+    too_large: set[object] = set()  # kinds that fit no device from the current one on
     for item in items:
-        for at in range(current, devices):
-            if place(item, at):
-                current = at
-                break
+        own = None if kind is None else kind(item)
+        if own not in too_large:
+            for at in range(current, devices):
+                if place(item, at):
+                    current = at
+                    break
+            else:
+                passed.append(item)
+                if kind is not None:
+                    too_large.add(own)
         else:
             passed.append(item)
-    return [item for item in passed if not any(place(item, at) for at in range(devices))]
+    left: list[int] = []
+    fit_nowhere: set[object] = set()
+    for item in passed:
+        own = None if kind is None else kind(item)
+        if own not in fit_nowhere and any(place(item, at) for at in range(devices)):
+            continue
+        left.append(item)
+        if kind is not None:
+            fit_nowhere.add(own)
+    return left
 
 
 def place_greedily(items: Sequence[Item], capacity: Capacity) -> GroupPlacement | None:
