@@ -103,6 +103,20 @@ class Profile:
         return found
 
     @cached_property
+    def separate_bytes(self) -> tuple[tuple[tuple[bool, int], ...], ...] | None:
+        """Of each unit, (whether they are buffers, bytes) of its parameters and its buffers, in the order in which it
+        has the first of each; None if units share tensors, or may be packed."""
+        if len(self._storages) < sum(len(unit.storages) for unit in self.units) or self.packing:
+            return None
+        found: list[tuple[tuple[bool, int], ...]] = []
+        for unit in self.units:
+            of_kinds: dict[bool, int] = {}
+            for spec in unit.storages.values():
+                of_kinds[spec.is_buffer] = of_kinds.get(spec.is_buffer, 0) + spec.nbytes
+            found.append(tuple(of_kinds.items()))
+        return tuple(found)
+
+    @cached_property
     def kv_cache(self) -> tuple[int, ...]:
         """Bytes of KV cache of each unit when the context is full."""
         if not self.phases or self.phases[-1].name == "forward":

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import CheckpointError
 from .headers import LENGTH_BYTES, TensorEntry, header_length, parse_entry
 
@@ -59,15 +62,40 @@ def _parsed(raw: bytes, data_size: int, source: str) -> tuple[int, dict[str, Ten
     """Return the number of entries of a header, and those that are kept."""
     if not raw.startswith(b"{"):
         raise ValueError("no object")
-    pieces = raw[1:].split(b"}")
-    wanted = [piece for piece in pieces if _NUMBERED not in piece or _FIRST in piece]
+    pieces, wanted = _wanted_pieces(raw[1:])
     kept = [piece.lstrip(b", \n") for piece in wanted if len(piece) > 1 and not piece.isspace()]
-    count = len(pieces) - len(wanted) + len(kept)
+    count = pieces - len(wanted) + len(kept)
     items: dict[str, Any] = json.loads(b"{" + b",".join(piece + b"}" for piece in kept) + b"}")
     if len(items) != len(kept):
         raise ValueError("keys are named twice")
     described = items.pop("__metadata__", None) is not None
     return count - described, {name: parse_entry(name, value, 0, data_size, source) for name, value in items.items()}
+
+
+def _wanted_pieces(raw: bytes) -> tuple[int, list[bytes]]:
+    """Return how many pieces `raw` has between closing braces, and those of them that name no expert, or number 0.
+
+    Tens of millions of bytes are searched, so that is left to NumPy.
+    """
+    data = np.frombuffer(raw, np.uint8)
+    ends = np.append(np.flatnonzero(data == ord("}")), len(data))
+    numbered, first = np.zeros(len(ends), bool), np.zeros(len(ends), bool)
+    numbered[np.searchsorted(ends, _positions(data, _NUMBERED))] = True
+    first[np.searchsorted(ends, _positions(data, _FIRST))] = True
+    starts = np.append(0, ends[:-1] + 1)
+    wanted = np.flatnonzero(~numbered | first)
+    return len(ends), [
+        raw[start:end] for start, end in zip(starts[wanted].tolist(), ends[wanted].tolist(), strict=True)
+    ]
+
+
+def _positions(data: NDArray[np.uint8], wanted: bytes) -> NDArray[np.intp]:
+    """Return the positions of a sequence of bytes in others."""
+    found = np.flatnonzero((data[:-1] == wanted[0]) & (data[1:] == wanted[1]))
+    found = found[found <= len(data) - len(wanted)]
+    for place, byte in enumerate(wanted[2:], 2):
+        found = found[data[found + place] == byte]
+    return found
 
 
 def _checked(entries: dict[str, TensorEntry], count: int, data_bytes: int) -> SampledHeaders | None:

@@ -122,3 +122,12 @@ def test_an_invalid_argument_is_named(argument: str, value: Any) -> None:
 def test_unknown_dtypes_and_devices_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BigModelError):
         profile_model(Flat(), sample_inputs=torch.ones(2, 3), **wrong)
+
+
+def test_bytes_of_units_that_share_no_tensor_are_added_up() -> None:
+    profile = profile_model(Stack(), context_length=0)
+    assert profile.separate_bytes is not None
+    found = [part for unit in profile.separate_bytes for part in unit]
+    assert sum(nbytes for is_buffer, nbytes in found if not is_buffer) == profile.weights
+    assert sum(nbytes for is_buffer, nbytes in found if is_buffer) == profile.buffers
+    assert profile_model(tiny_llama(tie_word_embeddings=True), context_length=0).separate_bytes is None

@@ -132,7 +132,7 @@ def memory_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
 def _usage_of_tensors(profile: Profile, assignment: Assignment) -> MemoryUsage:
     """Return `memory_usage` without the bytes that allocators reserve beyond tensors."""
     usage = passing_usage(profile.units, assignment, profile.offload_dtype, bool(profile.phases))
-    for device, purpose, nbytes in stored_tensors(profile, assignment):
+    for device, purpose, nbytes in _stored_bytes(profile, assignment):
         usage.add(device, purpose, nbytes)
     for device in assignment.caching:
         usage.add(device, SLOTS, sum(block_bytes(size) - size for size in usage.shared_tensors(device)))
@@ -170,13 +170,21 @@ def passing_usage(
     usage = MemoryUsage(
         assignment.main, assignment.slots, assignment.staging_bytes, assignment.expert_cache, assignment.readers
     )
-    for index, unit in enumerate(units):
-        storage, execution = assignment.storage[index], assignment.execution[index]
+    counts: dict[tuple[int, Key, Key], int] = {}
+    passing: dict[int, PassingUnit] = {}
+    for index, (unit, storage, execution) in enumerate(
+        zip(units, assignment.storage, assignment.execution, strict=True)
+    ):
         if storage != execution and not unit.is_lookup:
             with_buffers = assignment.stream_buffers or index in assignment.computed_below
-            if (index, with_buffers) not in known:
-                known[index, with_buffers] = passing_unit(unit, offload_dtype, with_buffers, reads)
-            usage.add_unit(known[index, with_buffers], storage, execution)
+            found = known.get((index, with_buffers))
+            if found is None:
+                found = known[index, with_buffers] = passing_unit(unit, offload_dtype, with_buffers, reads)
+            kind = id(found), storage, execution
+            passing[id(found)] = found
+            counts[kind] = counts.get(kind, 0) + 1
+    for (number, storage, execution), count in counts.items():
+        usage.add_unit(passing[number], storage, execution, count)
     return usage
 
 
@@ -194,12 +202,20 @@ def expert_capacities(
         return {}
     usage = passing_usage(profile.units, assignment, known=known)
     capacities = {device: usage.expert_capacities(device) for device in (assignment.main, HOST)}
+    fetched_to: dict[tuple[Key, Key], Key | None] = {}
     found = {}
-    for index, unit in enumerate(profile.units):
-        streamed = assignment.streamed(index)
-        if streamed or (assignment.storage[index], assignment.execution[index]) == (DISK, HOST):
+    for index, (unit, option) in enumerate(
+        zip(profile.units, zip(assignment.storage, assignment.execution, strict=True), strict=True)
+    ):
+        if not unit.experts:
+            continue
+        if option not in fetched_to:
+            read = HOST if option == (DISK, HOST) else None
+            fetched_to[option] = assignment.main if assignment.streamed(index) else read
+        device = fetched_to[option]
+        if device is not None:
             for position, experts in enumerate(unit.experts):
-                found[index, position] = capacities[assignment.main if streamed else HOST][experts.slots]
+                found[index, position] = capacities[device][experts.slots]
     return found
 
 
@@ -317,6 +333,19 @@ def _add_reserved(usage: MemoryUsage, profile: Profile, assignment: Assignment) 
             usage.add(device, UNUSED, memory.peak + spare - usage.total(device))
         if memory.limited:
             usage.limited.add(device)
+
+
+def _stored_bytes(profile: Profile, assignment: Assignment) -> Iterator[tuple[Key, str, int]]:
+    """Yield what `stored_tensors` does, as few numbers for each unit as possible."""
+    separate = None if assignment.caching or profile.offload_dtype is not None else profile.separate_bytes
+    if separate is None:
+        yield from stored_tensors(profile, assignment)
+        return
+    for index, parts in enumerate(separate):
+        for is_buffer, nbytes in parts:
+            moves = is_buffer and not assignment.stream_buffers and index not in assignment.computed_below
+            device = assignment.execution[index] if moves else assignment.storage[index]
+            yield device, BUFFERS if is_buffer else WEIGHTS, nbytes
 
 
 def stored_tensors(profile: Profile, assignment: Assignment) -> Iterator[tuple[Key, str, int]]:

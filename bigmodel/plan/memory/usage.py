@@ -172,10 +172,10 @@ class MemoryUsage:
         purposes = self._bytes.setdefault(device, {})
         purposes[purpose] = purposes.get(purpose, 0) + nbytes
 
-    def add_unit(self, unit: PassingUnit, storage: Key, execution: Key) -> None:
-        """Add a unit to those that share memory, unless it is stored where it runs."""
+    def add_unit(self, unit: PassingUnit, storage: Key, execution: Key, count: int = 1) -> None:
+        """Add a unit to those that share memory, or several equal ones, unless it is stored where it runs."""
         for present in self._passed(storage, execution):
-            present[unit] += 1
+            present[unit] += count
             self._shared = {}
 
     def remove_unit(self, unit: PassingUnit, storage: Key, execution: Key) -> None:

@@ -99,6 +99,10 @@ class Filling:
         taken = item.stored_bytes((device, device)) + item.working + (activations if starts else 0)
         return self.usage.excess(device, self.capacity.budgets) + taken <= 0
 
+    def runs(self, device: Key) -> bool:
+        """Whether anything runs on a device, or needs it to run."""
+        return bool(self._running[device])
+
     def fits(self) -> bool:
         """Whether every device keeps to its budget."""
         return not self.usage.over(self.capacity.budgets)
@@ -180,7 +184,39 @@ def fill_around(
     first = {index for index in stay if items[index].pinned or (items[index].lends and len(keys) > 1)}
     left = [index for index in stay if index in first and not filling.try_add(index, (main, main))]
     free = (index for index in stay if index not in first)
-    return filling, left + fill_in_order(free, len(keys), lambda index, at: filling.try_add(index, (keys[at],) * 2))
+    resident = _Resident(filling)
+    return filling, left + fill_in_order(free, len(keys), resident.try_add, lambda index: id(items[index]))
+
+
+class _Resident:
+    """Places groups that are held and run on one accelerator: what `Filling.try_add` does, with the free bytes of each
+    accelerator at hand.
+
+    Args:
+        filling: the accelerators so far. Nothing else is placed there in the meantime.
+    """
+
+    def __init__(self, filling: Filling) -> None:
+        capacity = filling.capacity
+        self._filling, self._keys, self._main = filling, capacity.accelerators, capacity.main
+        self._activations = capacity.activations
+        self._free = {key: -filling.usage.excess(key, capacity.budgets) for key in self._keys}
+        self._runs = {key: filling.runs(key) for key in self._keys}
+
+    def try_add(self, index: int, at: int) -> bool:
+        """Place a group on the accelerator number `at` if that keeps to its budget; return whether it is."""
+        item, key = self._filling.items[index], self._keys[at]
+        starts = not self._runs[key] and bool(item.units or key == self._main)
+        taken = item.stored_bytes((key, key)) + item.working + (self._activations if starts else 0)
+        if taken > self._free[key] or not item.may_take((key, key), self._main):
+            return False
+        self._free[key] -= taken
+        self._runs[key] = self._runs[key] or starts
+        if not self._runs.get(self._main, True):  # it has to run what comes in between
+            self._runs[self._main] = True
+            self._free[self._main] -= self._activations
+        self._filling.add(index, (key, key))
+        return True
 
 
 def hold_away(filling: Filling, away: Iterable[int]) -> None:
@@ -206,7 +242,12 @@ def _move(filling: Filling, index: int, storage: Key) -> None:
     filling.add(index, (storage, execution))
 
 
-def fill_in_order(items: Iterable[int], devices: int, place: Callable[[int, int], bool]) -> list[int]:
+def fill_in_order(
+    items: Iterable[int],
+    devices: int,
+    place: Callable[[int, int], bool],
+    kind: Callable[[int], object] | None = None,
+) -> list[int]:
     """Place items in order, keeping neighbours together, and return those that fit nowhere.
 
     An item goes to the current device, else to the next one that it fits, which becomes the current one. An item too
@@ -217,15 +258,34 @@ def fill_in_order(items: Iterable[int], devices: int, place: Callable[[int, int]
         items: in execution order.
         devices: how many devices there are, in the order they are filled.
         place: places an item on a device, by number, if it fits there; returns whether it did.
+        kind: a value that is equal for equal items: where one does not fit, the others are not tried, as there is never
+            more room later. None: all are tried.
     """
     current, passed = 0, []
+    too_large: set[object] = set()  # kinds that fit no device from the current one on
     for item in items:
-        chosen = next((at for at in range(current, devices) if place(item, at)), None)
-        if chosen is None:
-            passed.append(item)
+        own = None if kind is None else kind(item)
+        if own not in too_large:
+            for at in range(current, devices):
+                if place(item, at):
+                    current = at
+                    break
+            else:
+                passed.append(item)
+                if kind is not None:
+                    too_large.add(own)
         else:
-            current = chosen
-    return [item for item in passed if not any(place(item, at) for at in range(devices))]
+            passed.append(item)
+    left: list[int] = []
+    fit_nowhere: set[object] = set()
+    for item in passed:
+        own = None if kind is None else kind(item)
+        if own not in fit_nowhere and any(place(item, at) for at in range(devices)):
+            continue
+        left.append(item)
+        if kind is not None:
+            fit_nowhere.add(own)
+    return left
 
 
 def place_greedily(items: Sequence[Item], capacity: Capacity) -> GroupPlacement | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ...devices import HOST
 from ...devices.memory import CachingMemory
@@ -85,7 +85,7 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool, streams: bool 
     moved = [unit for unit in units if not unit.is_lookup and unit.nbytes]
     kv_cache = sum(profile.kv_cache[index] for index in group.members)
     offload_dtype = profile.offload_dtype
-    return Item(
+    found = Item(
         weights=group.nbytes if stream_buffers else group.weights,
         working=kv_cache if stream_buffers else kv_cache + group.buffers,
         units=tuple(passing_unit(unit, offload_dtype, stream_buffers, bool(profile.phases)) for unit in moved),
@@ -95,6 +95,13 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool, streams: bool 
         offloaded=_offloaded(group, profile, stream_buffers, offload_dtype) if offload_dtype is not None else None,
         packed=_packed(group, profile, stream_buffers) if profile.packing else None,
     )
+    return _one_of(found)
+
+
+@lru_cache(maxsize=1024)
+def _one_of(item: Item) -> Item:
+    """Return the same object for equal groups: what one does not fit is not tried with the others."""
+    return item
 
 
 def _offloaded(group: Group, profile: Profile, stream_buffers: bool, offload_dtype: str) -> int:

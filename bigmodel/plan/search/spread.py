@@ -13,7 +13,7 @@ from dataclasses import replace
 from ...devices import DISK
 from ..memory.assignment import Assignment
 from ..result.budgets import Key, is_accelerator
-from ..time.unit_cost import UnitCost, separate_units
+from ..time.unit_cost import UnitCost
 
 
 def spread(cost: UnitCost, known: Assignment, devices: Sequence[Key], slots: int) -> Assignment:
@@ -32,7 +32,7 @@ def spread(cost: UnitCost, known: Assignment, devices: Sequence[Key], slots: int
         return known
     units, phase = cost.profile.units, len(cost.profile.phases) - 1
     on_disk = sum(unit.weights for unit, key in zip(units, known.storage, strict=True) if key == DISK)
-    movable = separate_units(units) - cost.profile.lending - known.computed_below.keys()
+    movable = cost.separate - cost.profile.lending - known.computed_below.keys()
     busy = dict.fromkeys((known.main, *devices), 0.0)
     turns = dict.fromkeys(busy, 0)
     execution = list(known.execution)

@@ -63,10 +63,10 @@ def seconds_of_pass(visits: Sequence[Visit], slots: int, below: float = inf) -> 
         slots: maximum number of fetched units on one device at once.
         below: a pass that takes at least as long is not simulated: a lower bound of its seconds is returned.
     """
-    total = sum(visit.compute + visit.on_demand + visit.inputs for visit in visits)
+    total = sum([compute + on_demand + inputs for compute, _, on_demand, inputs, _, _ in visits])
     fetched: dict[Key, list[int]] = {}
     for position, visit in enumerate(visits):
-        if visit.fetch:
+        if visit[1]:
             fetched.setdefault(visit.device, []).append(position)
     # As many as there are slots stay there from one pass to the next.
     turns = [positions for positions in fetched.values() if len(positions) > max(slots, 1)]
@@ -149,6 +149,7 @@ class _SharedState:
     stream_buffers: bool
     split: ExpertSplit | None
     caches: Mapping[int, tuple[ExpertCapacity | None, ...]]
+    kinds: Mapping[int, int]  # of each unit with caches, a number that is equal for equal ones
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ class CostModel:
         self.profile = profile
         self.units = UnitCost(profile, machine)
         self._unit_times: dict[object, dict[object, _UnitTime]] = {}
-        self._transfer_times: dict[object, tuple[float, float]] = {}
+        self._visits_with_inputs: dict[object, Visit] = {}  # by time and places of its inputs
+        self._caches: dict[tuple[ExpertCapacity | None, ...], int] = {}
         self._passing: KnownUnits = {}
         self._last: tuple[Assignment, _SharedState] | None = None
 
@@ -186,28 +188,17 @@ class CostModel:
         if self.profile.phases[phase].name == STEP:
             assignment = assignment.in_steps()
         main = assignment.main
-        between = self.units.compute(phase, OUTSIDE, main, shared.from_host)
-        compute: dict[Key, float] = {main: between}
+        times = self._times(phase, assignment, shared)
+        visits = self._visits(phase, assignment, shared, times)
+        compute: dict[Key, float] = {main: visits[-1].compute}
         links: dict[Key, float] = {}
         disk = 0.0
-        visits: list[Visit] = []
-        works, known = self.units.works[phase], self._known_times(phase, shared)
-        crossing = self.units.input_transfers[phase].may_cross(assignment.execution, main)
         accelerators = set(filter(is_accelerator, set(assignment.execution)))
-        for unit, (storage, execution) in enumerate(zip(assignment.storage, assignment.execution, strict=True)):
-            option = unit, storage, execution, shared.caches.get(unit, ())
-            time = known.get(option)
-            if time is None:
-                time = known[option] = self._new_unit_time(phase, unit, storage, execution, shared)
-            visit = time.visit
+        for execution, time, visit in zip(assignment.execution, times, visits, strict=False):
             compute[execution] = compute.get(execution, 0.0) + time.compute
-            if unit in crossing and works.get(unit):
-                visit = self._with_inputs(visit, phase, unit, assignment)
             if execution in accelerators:
                 links[execution] = links.get(execution, 0.0) + visit.fetch + visit.on_demand
             disk += time.disk
-            visits.append(visit)
-        visits.append(Visit(between, device=main))
         seconds = seconds_of_pass(visits, assignment.slots, below)
         for unit in fetched_kv(self.profile, assignment.execution) if self.profile.kv_on_host else ():
             execution = assignment.execution[unit]
@@ -222,26 +213,67 @@ class CostModel:
         cached = self.units.fits_page_cache(shared.on_disk)
         return StepTime(seconds if cached else max(seconds, disk), compute, links, 0.0 if cached else disk)
 
+    def seconds_alone(self, phase: int, assignment: Assignment, below: float = inf) -> float:
+        """Return the seconds of `seconds`, without the rest."""
+        if self.profile.kv_on_host or self.profile.kv_in_ram or not is_accelerator(assignment.main):
+            return self.seconds(phase, assignment, below).seconds
+        shared = self._shared_state(assignment)
+        if self.profile.phases[phase].name == STEP:
+            assignment = assignment.in_steps()
+        times = self._times(phase, assignment, shared)
+        return seconds_of_pass(self._visits(phase, assignment, shared, times), assignment.slots, below)
+
+    def _times(self, phase: int, assignment: Assignment, shared: _SharedState) -> list[_UnitTime]:
+        """Return the time of each unit in a pass."""
+        known, kinds = self._known_times(phase, shared), shared.kinds
+        found = []
+        for unit, (storage, execution) in enumerate(zip(assignment.storage, assignment.execution, strict=True)):
+            option = unit, storage, execution, kinds.get(unit)
+            time = known.get(option)
+            if time is None:
+                time = known[option] = self._new_unit_time(phase, unit, storage, execution, shared)
+            found.append(time)
+        return found
+
+    def _visits(
+        self, phase: int, assignment: Assignment, shared: _SharedState, times: Sequence[_UnitTime]
+    ) -> list[Visit]:
+        """Return the visits of a pass, with the transfers of inputs; the last is what runs between units."""
+        execution, main = assignment.execution, assignment.main
+        works, transfers = self.units.works[phase], self.units.input_transfers[phase]
+        found = [time.visit for time in times]
+        for unit in transfers.may_cross(execution, main):
+            if works.get(unit):
+                sources = transfers.sources(unit, execution, main)
+                if sources:
+                    key = id(times[unit]), sources  # the times of units are kept
+                    visit = self._visits_with_inputs.get(key)
+                    if visit is None:
+                        visit = self._with_inputs(found[unit], phase, unit, assignment)
+                        self._visits_with_inputs[key] = visit
+                    found[unit] = visit
+        between = self.units.compute(phase, OUTSIDE, main, shared.from_host)
+        found.append(Visit(between, device=main))
+        return found
+
     def _with_inputs(self, visit: Visit, phase: int, unit: int, assignment: Assignment) -> Visit:
         """Return a visit that begins with the transfer of the unit's inputs from other devices."""
         execution, main = assignment.execution[unit], assignment.main
-        transfers = tuple(self.units.input_transfers[phase].from_elsewhere(unit, assignment.execution, main))
-        if not transfers:
-            return visit
-        key = execution, main, transfers
-        if key not in self._transfer_times:
-            crossings = [self.units.crossings(inputs, source, execution) for source, inputs in transfers]
-            leaving, arriving = (sum(seconds) for seconds in zip(*crossings, strict=True))
-            # What arrives shares the device's link with its streamed weights.
-            self._transfer_times[key] = leaving, arriving
-        before, behind = self._transfer_times[key]
-        return Visit(visit.compute + before, visit.fetch, visit.on_demand, behind, visit.device, visit.read)
+        transfers = self.units.input_transfers[phase].from_elsewhere(unit, assignment.execution, main)
+        crossings = [self.units.crossings(inputs, source, execution) for source, inputs in transfers]
+        leaving, arriving = (sum(seconds) for seconds in zip(*crossings, strict=True))
+        # What arrives shares the device's link with its streamed weights.
+        return visit._replace(compute=visit.compute + leaving, inputs=arriving)
 
     def _shared_state(self, assignment: Assignment) -> _SharedState:
         """Return the properties of an assignment that all its phases and units share."""
         if self._last is None or self._last[0] is not assignment:
             units = self.profile.units
             caches = expert_capacities(self.profile, assignment, self._passing)
+            by_unit = {
+                index: tuple(caches.get((index, position)) for position in range(len(units[index].experts)))
+                for index in {index for index, _ in caches}
+            }
             found = _SharedState(
                 on_disk=sum(
                     unit.weights for unit, storage in zip(units, assignment.storage, strict=True) if storage == DISK
@@ -249,10 +281,8 @@ class CostModel:
                 from_host=not is_accelerator(assignment.main),
                 stream_buffers=assignment.stream_buffers,
                 split=assignment.expert_split,
-                caches={
-                    index: tuple(caches.get((index, position)) for position in range(len(units[index].experts)))
-                    for index in {index for index, _ in caches}
-                },
+                caches=by_unit,
+                kinds={index: self._caches.setdefault(own, len(self._caches)) for index, own in by_unit.items()},
             )
             self._last = assignment, found
         return self._last[1]
@@ -321,7 +351,7 @@ class Objective:
         for phase in self._longest_first:
             weight = self.weights[phase]
             # A little more than `below`, so that no rounding lets a lower bound pass for the seconds.
-            of_phases[phase] = weight * self.cost.seconds(phase, assignment, below / weight * (1 + 1e-9)).seconds
+            of_phases[phase] = weight * self.cost.seconds_alone(phase, assignment, below / weight * (1 + 1e-9))
             if of_phases[phase] >= below:
                 return inf
         return sum(of_phases[phase] for phase in self.weights if phase in of_phases)

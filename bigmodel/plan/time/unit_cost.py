@@ -73,6 +73,11 @@ class UnitCost:
             self._known[key] = self._of_works[shared]
         return self._known[key]
 
+    @cached_property
+    def separate(self) -> set[int]:
+        """As `separate_units`, of the profile's."""
+        return separate_units(self.profile.units)
+
     def least_compute(self, phase: int, unit: int, execution: Key) -> float:
         """Return a lower bound of `compute`, wherever other units are held."""
         least = min(self.compute(phase, unit, execution, from_host) for from_host in (False, True))
@@ -279,6 +284,20 @@ class InputTransfers:
             for inputs in read:
                 found.setdefault(inputs.producer, set()).add(unit)
         return found
+
+    def sources(self, unit: int, execution: Sequence[Key], main: Key) -> tuple[Key, ...]:
+        """Return the device of each of the inputs of `unit`; none if all are where it runs. The arguments are those of
+        `from_elsewhere`, whose result follows from this."""
+        found = tuple([main if producer < 0 else execution[producer] for producer in self._producers.get(unit, ())])
+        return () if found.count(execution[unit]) == len(found) else found
+
+    @cached_property
+    def _producers(self) -> dict[int, tuple[int, ...]]:
+        """Of each unit, those on whose devices its inputs are; `OUTSIDE`: the main device."""
+        return {
+            unit: tuple(OUTSIDE if inputs.returned else inputs.producer for inputs in read)
+            for unit, read in self._inputs.items()
+        }
 
     def from_elsewhere(self, unit: int, execution: Sequence[Key], main: Key) -> list[tuple[Key, Inputs]]:
         """Return the inputs of `unit` that are not on the device it runs on, each with the device they are on.

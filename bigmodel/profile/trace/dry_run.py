@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.hooks import RemovableHandle
 
 from ...arguments import check_names, shown
@@ -31,6 +30,7 @@ from ...quantized.packable import plan_products
 from ..model.units import UnitProfile
 from .branches import other_ways
 from .extrapolate import CannotExtrapolate, LayerSample, extrapolate, find_layer_samples
+from .fake_kernels import fake_mode
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
 from .recordings import SHARED, Recording, structure
@@ -324,7 +324,7 @@ class _Clone:
         self._model, self._units, self._device, self._dtypes, self._samples = model, units, device, dtypes, samples
         self._packed = packed
         self._kind = Recorder if every_call else ReplayingRecorder
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = fake_mode()
         self._missed = True
         self._recorded = 0
         left_out = {unit for sample in samples for unit in sample.units[sample.count :]}

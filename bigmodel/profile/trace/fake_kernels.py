@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -26,6 +25,7 @@ from ...devices import HOST
 from ...devices.nested import spanned_elements
 from ...quantized.formats import restoring
 from ...quantized.formats.restoring import RESTORE
+from .shape_rules import Result, by_rule, is_plain
 from .work import tensors_in
 
 aten = torch.ops.aten
@@ -49,28 +49,10 @@ _PLAIN = frozenset(
 """Types of arguments that are compared by value."""
 
 
-@dataclass(frozen=True)
-class _Result:
-    """Description of a tensor that an operation returns.
-
-    Attributes:
-        viewed: position, among the tensors of the arguments, of the one that it views; None: it has memory of its own.
-        returned: the operation returns that argument itself, not a view of it.
-    """
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    device: torch.device
-    viewed: int | None
-    returned: bool = False
-
-
 _ATTRIBUTES = "_bigmodel_attributes"
 """Attribute of a mode that holds the attributes of its new fake tensors, by device."""
 
-_Results = tuple[type | None, tuple[_Result, ...]]
+_Results = tuple[type | None, tuple[Result, ...]]
 """The results of an operation, and the type of the sequence that they are returned in; None: a single tensor."""
 
 _remembered: dict[tuple[Any, ...], _Results | None] = {}
@@ -110,12 +92,47 @@ def run_fake(
 restoring.run_operation = run_fake
 
 
+def fake_mode() -> FakeTensorMode:
+    """Return a mode that does not remember results, as `run_fake` does."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = False
+    return mode
+
+
 def forget_results() -> None:
     """Forget the results that are remembered."""
     _remembered.clear()
 
 
 def derive(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation by a rule for its shapes, else as `by_pytorch`."""
+    found = by_rule(func, args, kwargs)
+    if found is not None:
+        arguments = tensors_in(args)
+        if _common_device(arguments) is not None:
+            return _make_one(found, arguments, _mode_of(arguments))
+    if func is aten.empty.memory_format:
+        made = _empty(*args, **kwargs)
+        if made is not None:
+            return made
+    return by_pytorch(func, args, kwargs)
+
+
+def _empty(
+    size: list[int], *, dtype: torch.dtype | None = None, device: torch.device | None = None, **how: Any
+) -> torch.Tensor | None:
+    """Return a new contiguous tensor; None if it is to be made in another way, or its device is the current one."""
+    if device is None or device.type == "meta" or (device.index is None and device.type != HOST):
+        return None
+    if how.get("layout") not in (None, torch.strided) or how.get("memory_format") is not None or how.get("pin_memory"):
+        return None
+    if not all(type(each) is int and each >= 0 for each in size):
+        return None
+    own = torch.device(device.type, device.index)
+    return new_fake(torch.Size(size), dtype or torch.get_default_dtype(), own, _mode_of([]))
+
+
+def by_pytorch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation by PyTorch's fake kernel, or by a correction of it."""
     if func is aten._grouped_mm.default:
         return _grouped_mm(*args, **kwargs)
@@ -123,7 +140,7 @@ def derive(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return False  # padded batches of nn.TransformerEncoder stay dense, which takes at least as much
     if func in _RECURRENT:
         return _RECURRENT[func](*args)
-    if "device" not in kwargs and (func in _META or (func in _VIEWS and _is_plain(args[0]))):
+    if "device" not in kwargs and (func in _META or (func in _VIEWS and is_plain(args[0]))):
         device = _common_device(tensors_in(args, kwargs))
         if device is not None:
             with suppress(IndexError, RuntimeError):  # what PyTorch raises instead comes from below
@@ -142,8 +159,16 @@ def _grouped_mm(
     dtype = kwargs.get("out_dtype") or tokens.dtype
     if tokens.dim() == 2 and weights.dim() == 2:
         assert offsets is not None
-        return tokens.new_empty((offsets.shape[0], tokens.shape[0], weights.shape[1]), dtype=dtype)
-    return tokens.new_empty((*tokens.shape[:-1], weights.shape[-1]), dtype=dtype)
+        return _empty_like((offsets.shape[0], tokens.shape[0], weights.shape[1]), dtype, tokens)
+    return _empty_like((*tokens.shape[:-1], weights.shape[-1]), dtype, tokens)
+
+
+def _empty_like(shape: tuple[int, ...], dtype: torch.dtype, other: torch.Tensor) -> torch.Tensor:
+    """Return a new contiguous tensor on the device of another."""
+    if not isinstance(other, FakeTensor):
+        return other.new_empty(shape, dtype=dtype)
+    own = torch.device(other.fake_device.type, other.fake_device.index)
+    return new_fake(torch.Size(shape), dtype, own, other.fake_mode)
 
 
 def _gru_cell(_input: torch.Tensor, _gates: torch.Tensor, state: torch.Tensor, *_: Any) -> Any:
@@ -228,15 +253,6 @@ up to a millisecond."""
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 """Operations of which the same holds for tensors with the strides of their shape."""
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has elements, and the strides that one of its shape is made with."""
-    strides, elements = [], 1
-    for size in reversed(tensor.shape):
-        strides.append(elements)
-        elements *= size
-    return elements > 0 and tensor.stride() == tuple(reversed(strides))
 
 
 def _common_device(tensors: list[torch.Tensor]) -> torch.device | None:
@@ -326,7 +342,7 @@ def _results_of(output: Any, arguments: list[torch.Tensor]) -> _Results | None:
         if not known or tensor.is_conj() or tensor.is_neg():
             return None
         if id(tensor) in ids:
-            results.append(_Result((), (), 0, tensor.dtype, tensor.fake_device, ids.index(id(tensor)), True))
+            results.append(Result((), (), 0, tensor.dtype, tensor.fake_device, ids.index(id(tensor)), True))
             continue
         storage = tensor.untyped_storage()
         viewed = storages.index(storage._cdata) if storage._cdata in storages else None
@@ -339,7 +355,7 @@ def _results_of(output: Any, arguments: list[torch.Tensor]) -> _Results | None:
             return None
         device = torch.device(tensor.device.type, tensor.device.index)
         place = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-        results.append(_Result(*place, tensor.dtype, device, viewed))
+        results.append(Result(*place, tensor.dtype, device, viewed))
     return kind, tuple(results)
 
 
@@ -359,7 +375,7 @@ def _mode_of(arguments: list[torch.Tensor]) -> FakeTensorMode:
     return next(mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, FakeTensorMode))
 
 
-def _make_one(result: _Result, arguments: list[torch.Tensor], mode: FakeTensorMode) -> torch.Tensor:
+def _make_one(result: Result, arguments: list[torch.Tensor], mode: FakeTensorMode) -> torch.Tensor:
     if result.returned and result.viewed is not None:
         return arguments[result.viewed]
     if result.viewed is not None:

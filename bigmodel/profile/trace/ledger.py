@@ -134,7 +134,11 @@ class Ledger(Generic[D]):
         if self._routed is not None and not isinstance(event, Routed):
             self._routed[2].append(event)
         elif isinstance(event, Allocate):
-            self._allocate(event)
+            if self._running and event.brought_to is event.view_of is None and not (event.others or event.weights):
+                device = self._running[-1][1]
+                self._take(event.storage, device, self._taken(device, event.nbytes))
+            else:
+                self._allocate(event)
         elif isinstance(event, Free):
             self._free(event.storage)
         elif isinstance(event, Burst):
@@ -207,9 +211,10 @@ class Ledger(Generic[D]):
     def _free(self, storage: int) -> None:
         device, nbytes = self._alive.pop(storage, (self._main, 0))
         self._add(device, -nbytes, storage)
-        self._add(self._main, -self._guessed.pop(storage, 0))
+        if storage in self._guessed:
+            self._add(self._main, -self._guessed.pop(storage))
         self._beside.discard(storage)
-        sharing = self._sharing.pop(storage, [])
+        sharing = self._sharing.pop(storage, None)
         if sharing:
             sharing.remove(storage)
         if sharing and nbytes:

@@ -3,8 +3,8 @@
 Layers of one kind do the same at the same shapes, in a padded prompt and in one without padding, and so do the norms
 and projections of one layer. A call is replayed if a module of equal structure was called with arguments of equal
 shapes, and if that call did nothing but return new tensors: what it allocated is freed or returned, no unknown
-condition was asked for, no weight from outside was read, and no attribute of a module was set. All other calls run:
-those of attention with a cache among them.
+condition was asked for, no weight from outside was read, and no attribute of a module was set. A call with a cache may
+also replace the tensors in its own layer of that (`cached_layer`). All other calls run.
 
 What is recorded is equal to what `Recorder` records, event by event.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -21,18 +22,16 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .cached_layer import POSITIONS, CachedLayer, is_cache
 from .events import OUTSIDE, Allocate, Event, Free, Operation, Route, Routed, Scratch
 from .fake_kernels import fake_view
 from .recorder import Recorder
-from .values import known_value
+from .values import CHOSEN, VALUE, known_value
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that every module has: its tensors and modules, which are compared by shape and structure, and hooks."""
 
 _HOOKS = frozenset(name for name in _OF_MODULES if name.endswith("_hooks"))
-
-_POSITIONS = frozenset({"layer_idx", "layer_id", "layer_index"})
-"""Attributes that say which layer a module belongs to: layers of one kind do the same."""
 
 _REPLACED = frozenset({"forward", "_apply"})
 """Methods that the recorder and the fake clone replace."""
@@ -67,24 +66,45 @@ class _Output:
 
 
 @dataclass(frozen=True)
+class _Given:
+    """An argument that a call returns.
+
+    Attributes:
+        place: its position among the tensors of the arguments.
+    """
+
+    place: int
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """A plain value that a call returns, or sets in its layer of a cache."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
 class _Call:
     """What a call has recorded. Its storages are numbered from 0.
 
     Attributes:
-        events: its events; an allocation is (storage, bytes), a freed storage its number.
+        events: its events; an allocation is (storage, bytes), a freed storage its number, or -1 - the position of the
+            tensor of a cache, among the arguments, that it was the memory of.
         storages: storages that it allocates.
         on_host: those of them in host memory.
-        outputs: what it returns; a number is the position of an argument.
+        outputs: what it returns.
         kind: type of the sequence of these; None: a single tensor.
-        sizes: bytes of the storages of its outputs.
+        set: (position of the cache among those given, attribute, value) of what it sets in its layer of each cache.
+        sizes: bytes of the storages of its outputs and of what it sets.
         gathered: as `Recorder.gathered`, with roles in place of units.
     """
 
     events: tuple[Event | tuple[int, int] | int, ...]
     storages: int
     on_host: frozenset[int]
-    outputs: tuple[_Output | int, ...]
+    outputs: tuple[_Output | _Given | _Plain, ...]
     kind: type | None
+    set: tuple[tuple[int, str, _Output | _Plain], ...]
     sizes: Mapping[int, int]
     gathered: frozenset[frozenset[int]]
 
@@ -94,14 +114,20 @@ class _Arguments:
     """The arguments of a call.
 
     Attributes:
-        key: value that is equal for arguments with which modules do the same.
-        tensors: the tensors among them.
+        module: the module that is called.
+        key: value that is equal for arguments with which modules do the same, but for what caches hold.
+        tensors: the tensors among them, and in its layers of caches.
         roles: role of each unit that made one of them.
+        layers: its layer of each cache.
+        held: what that holds, by position of the cache and attribute: equal values as in `key`.
     """
 
-    key: tuple[Any, ...]
-    tensors: list[FakeTensor]
-    roles: dict[int, int]
+    module: nn.Module
+    key: list[Any] = field(default_factory=list)
+    tensors: list[FakeTensor] = field(default_factory=list)
+    roles: dict[int, int] = field(default_factory=dict)
+    layers: list[CachedLayer] = field(default_factory=list)
+    held: dict[tuple[int, str], tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,6 +158,8 @@ class ReplayingRecorder(Recorder):
         self._held: list[object] = []  # what is told from others by its `id`, which no other gets while it is alive
         self._known_modules: dict[int, _Known] = {}
         self._objects: dict[int, Any] = {}  # what modules read beside tensors: configs
+        self._values: dict[int, torch.Tensor] = {}  # known values of arguments, by id
+        self._positions: dict[int, int | None] = {}  # by id of a module: its position in caches
 
     def replay_calls(self, model: nn.Module) -> None:
         """Replay repeated calls of the modules in `model`; call it before modules are followed."""
@@ -157,7 +185,7 @@ class ReplayingRecorder(Recorder):
             return _Known(None, ())
         parts: list[Any] = [type(module), module.training]
         for name, value in own.items():
-            if name in _OF_MODULES or name in _POSITIONS or name in _REPLACED:
+            if name in _OF_MODULES or name in POSITIONS or name in _REPLACED:
                 continue
             if _has_settings(value) and id(value) not in self._objects:
                 return _Known(None, ())
@@ -191,29 +219,34 @@ class ReplayingRecorder(Recorder):
         if not self._in_forward or torch.is_grad_enabled():
             return method(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            given = self._arguments(args, kwargs)
+            given = self._arguments(module, args, kwargs)
             known = None if given is None else self._known_module(module)
         if given is None or known is None or known.structure is None or not known.is_unchanged():
+            given = None  # the call may free what it is given in a list or a cache
             return method(*args, **kwargs)
-        key = known.structure, given.key, self._settings, self._choice, torch.get_default_dtype()
+        held = tuple(given.held.items())
+        key = known.structure, tuple(given.key), held, self._settings, self._choice, torch.get_default_dtype()
         call = self._calls.get(key)
         if call is not None:
             with torch._C.DisableTorchFunction():
                 return self._replay(call, given)
         names = tuple((id(tensor), self.number_of(tensor)) for tensor in given.tensors)
-        given.tensors.clear()  # the call may take one from a list, and free it
+        given.tensors.clear()  # for the same reason
         begin, first, choice, asked = len(self.events), self._count, self._choice, self.values.asked
         gathered, self.gathered = self.gathered, set()
         try:
-            output = method(*args, **kwargs)
+            with ExitStack() as stack:
+                others = [stack.enter_context(layer.watched(module)) for layer in given.layers]
+                output = method(*args, **kwargs)
         finally:
             added, self.gathered = self.gathered, gathered | self.gathered
-        if self.values.asked == asked and self._choice == choice and known.is_unchanged():
+        if self.values.asked == asked and self._choice == choice and known.is_unchanged() and not any(others):
             with torch._C.DisableTorchFunction():
-                after = self._arguments(args, kwargs)
-                call = self._call_since(begin, first, names, given.roles, output, added)
-            if call is not None and after is not None and after.key == given.key:
-                self._calls[key] = call
+                after = self._arguments(module, args, kwargs)
+                if after is not None and after.key == given.key and _same_layers(after, given):
+                    call = self._call_since(begin, first, names, given, after, output, added)
+                    if call is not None:
+                        self._calls[key] = call
         return output
 
     @property
@@ -221,13 +254,13 @@ class ReplayingRecorder(Recorder):
         """Whether the forward of one unit runs: there operations lie on its device."""
         return len(self._units) == 1 and not (self._methods or self._at_inputs or self._in_function)
 
-    def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments | None:
-        """Return the arguments of a call; None if one is neither a plain value nor a tensor of unknown value that is
-        recorded."""
-        found = _Arguments((), [], {self._units[-1]: _OWN})
-        key: list[Any] = []
-        if self._describe(args, key, found) and self._describe(kwargs.values(), key, found) and found.tensors:
-            return _Arguments((*key, *kwargs), found.tensors, found.roles)
+    def _arguments(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments | None:
+        """Return the arguments of a call of `module`; None if one is neither a plain value, nor a tensor that is
+        recorded, nor a cache."""
+        found = _Arguments(module, roles={self._units[-1]: _OWN})
+        if self._describe(args, found.key, found) and self._describe(kwargs.values(), found.key, found):
+            found.key.extend(kwargs)
+            return found if found.tensors else None
         return None
 
     def _describe(self, values: Any, key: list[Any], found: _Arguments) -> bool:
@@ -235,51 +268,98 @@ class ReplayingRecorder(Recorder):
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
-                number = self.number_of(value)
-                is_plain = value.layout is torch.strided and not (value.is_conj() or value.is_neg())
-                if number == OUTSIDE or number in self._of_weights or not is_plain or known_value(value) is not None:
+                if not self._describe_tensor(value, key, found):
                     return False
-                for place, other in enumerate(found.tensors):
-                    if other is not value and self.number_of(other) == number:
-                        return False
-                    if other is value:
-                        key.append(place)
-                maker = self._makers.get(number)
-                role = None if maker is None else found.roles.setdefault(maker, len(found.tensors))
-                found.tensors.append(value)
-                where = value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes()
-                key += (*where, value.dtype, value.fake_device, value.requires_grad, role)
             elif kind in _SCALARS:
                 key += (kind, value)
             elif kind is tuple or kind is list:
                 key += (kind, len(value))
                 if not self._describe(value, key, found):
                     return False
-            else:
+            elif not is_cache(value) or not self._describe_cache(value, key, found):
                 return False
         return True
+
+    def _describe_tensor(self, value: FakeTensor, key: list[Any], found: _Arguments) -> bool:
+        number = self.number_of(value)
+        if number == OUTSIDE or number in self._of_weights or not _is_strided(value):
+            return False
+        for place, other in enumerate(found.tensors):
+            if other is not value and self.number_of(other) == number:
+                return False
+            if other is value:
+                key.append(place)
+        maker = self._makers.get(number)
+        role = None if maker is None else found.roles.setdefault(maker, len(found.tensors))
+        found.tensors.append(value)
+        where = value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes()
+        key += (*where, value.dtype, value.fake_device, value.requires_grad, role, self._value_of(value))
+        return True
+
+    def _value_of(self, tensor: FakeTensor) -> Hashable:
+        """Return what is compared of the known value of a tensor: which it is, and whether it has been written."""
+        value = known_value(tensor)
+        if value is None:
+            return None
+        self._values[id(value)] = value
+        return (
+            id(value),
+            value._version,
+            value is vars(tensor).get(VALUE),
+            self.values.of(tensor) is None,
+            vars(tensor).get(CHOSEN),
+        )
+
+    def _describe_cache(self, cache: Any, key: list[Any], found: _Arguments) -> bool:
+        position = self._position_in_caches(found.module)
+        layer = None if position is None else CachedLayer.of(cache, position)
+        if layer is None:
+            return False
+        key += (type(cache), type(layer.layer), *layer.settings)
+        if not self._describe(layer.settings.values(), key, found):
+            return False
+        for name, value in layer.state.items():
+            part: list[Any] = []
+            if not self._describe([value], part, found):
+                return False
+            found.held[len(found.layers), name] = tuple(part)
+        found.layers.append(layer)
+        return True
+
+    def _position_in_caches(self, module: nn.Module) -> int | None:
+        """Return the position that all parts of a module have in caches; None if they have none, or several."""
+        if id(module) not in self._positions:
+            members = [vars(part) for part in module.modules()]
+            found = {int(own[name]) for own in members for name in POSITIONS if isinstance(own.get(name), int)}
+            self._positions[id(module)] = found.pop() if len(found) == 1 else None
+        return self._positions[id(module)]
 
     def _call_since(
         self,
         begin: int,
         first: int,
-        given: Sequence[tuple[int, int]],
-        roles: Mapping[int, int],
+        names: Sequence[tuple[int, int]],
+        given: _Arguments,
+        after: _Arguments,
         output: Any,
         gathered: set[frozenset[int]],
     ) -> _Call | None:
-        """Return the call that has just run; None if it did more than to return new tensors.
+        """Return the call that has just run; None if it did more than to return new tensors, and to set such in its
+        layers of caches.
 
         Args:
             begin: position of its first event.
             first: number of its first storage.
-            given: `id` and storage of each tensor among its arguments.
-            roles: as `_Arguments.roles`.
+            names: `id` and storage of each tensor among its arguments.
+            given: its arguments, before it ran.
+            after: the same, afterwards.
             output: what it returned.
             gathered: as `Recorder.gathered`, of this call.
         """
         events: list[Event | tuple[int, int] | int] = []
         alive: dict[int, int] = {}
+        places = {number: place for place, (_, number) in enumerate(names)}
+        freed: set[int] = set()
         for event in self.events[begin:]:
             if isinstance(event, Allocate) and event == Allocate(event.storage, event.nbytes):
                 alive[event.storage - first] = event.nbytes
@@ -287,16 +367,23 @@ class ReplayingRecorder(Recorder):
             elif isinstance(event, Free) and event.storage >= first:
                 del alive[event.storage - first]
                 events.append(event.storage - first)
+            elif isinstance(event, Free) and event.storage in places:
+                freed.add(event.storage)
+                events.append(-1 - places[event.storage])
             elif isinstance(event, _PLAIN_EVENTS):
                 events.append(event)
             else:
                 return None
         kind = type(output) if type(output) in (tuple, list) else None
-        outputs = [self._output(tensor, first, given) for tensor in ((output,) if kind is None else output)]
-        returned = {each.storage for each in outputs if isinstance(each, _Output)}
-        if None in outputs or returned != alive.keys():
+        outputs = [self._output(each, first, names) for each in ((output,) if kind is None else output)]
+        changed = self._set_since(first, names, given, after)
+        if None in outputs or changed is None:
             return None
-        if not all(unit in roles for units in gathered for unit in units):
+        made = [each for each in (*outputs, *(value for _, _, value in changed)) if isinstance(each, _Output)]
+        still = {self.number_of(tensor) for tensor in after.tensors}
+        if {each.storage for each in made} != alive.keys() or {number for _, number in names} - still != freed:
+            return None
+        if not all(unit in given.roles for units in gathered for unit in units):
             return None
         return _Call(
             tuple(events),
@@ -304,55 +391,101 @@ class ReplayingRecorder(Recorder):
             frozenset(number - first for number in self.on_host if number >= first),
             tuple(each for each in outputs if each is not None),
             kind,
+            tuple(changed),
             alive,
-            frozenset(frozenset(roles[unit] for unit in units) for units in gathered),
+            frozenset(frozenset(given.roles[unit] for unit in units) for units in gathered),
         )
 
-    def _output(self, tensor: Any, first: int, given: Sequence[tuple[int, int]]) -> _Output | int | None:
-        """Return what is known of a tensor that a call returned; None if it is no new tensor and no argument."""
-        if type(tensor) is FakeTensor and (id(tensor), self.number_of(tensor)) in given:
-            return given.index((id(tensor), self.number_of(tensor)))
-        if type(tensor) is not FakeTensor or known_value(tensor) is not None or tensor.is_conj() or tensor.is_neg():
+    def _set_since(
+        self, first: int, names: Sequence[tuple[int, int]], given: _Arguments, after: _Arguments
+    ) -> list[tuple[int, str, _Output | _Plain]] | None:
+        """Return what a call has set in its layers of caches; None if it is not known how to set that again. The
+        arguments are those of `_call_since`."""
+        if not given.held.keys() <= after.held.keys():
             return None
-        number = self.number_of(tensor)
-        if number < first or tensor.layout is not torch.strided:
+        devices = {id(tensor.device) for tensor in (*given.module.parameters(), *given.module.buffers())}
+        found: list[tuple[int, str, _Output | _Plain]] = []
+        for (place, name), held in after.held.items():
+            value = after.layers[place].state[name]
+            same = given.held.get((place, name)) == held
+            now = self._output(value, first, names)
+            if isinstance(now, _Given) or type(value) is tuple or type(value) is list:
+                if not same:
+                    return None
+            elif now is None or id(value) in devices:
+                return None
+            elif not (same and isinstance(now, _Plain)):
+                found.append((place, name, now))
+        return found
+
+    def _output(self, value: Any, first: int, given: Sequence[tuple[int, int]]) -> _Output | _Given | _Plain | None:
+        """Return what is known of a value that a call returned; None if it is no new tensor, no argument and not
+        plain."""
+        if type(value) in _SCALARS:
+            return _Plain(value)
+        if type(value) is not FakeTensor:
             return None
-        shape, offset = tuple(tensor.shape), int(tensor.storage_offset())
-        return _Output(number - first, shape, tensor.stride(), offset, tensor.dtype, tensor.fake_device)
+        number = self.number_of(value)
+        if (id(value), number) in given:
+            return _Given(given.index((id(value), number)))
+        if known_value(value) is not None or number < first or not _is_strided(value):
+            return None
+        shape, offset = tuple(value.shape), int(value.storage_offset())
+        return _Output(number - first, shape, value.stride(), offset, value.dtype, value.fake_device)
 
     def _replay(self, call: _Call, given: _Arguments) -> Any:
         """Record a call again and return its result."""
-        first, unit = self._count, self._units[-1]
+        first, unit, begin = self._count, self._units[-1], len(self.events)
+        numbers = [self.number_of(tensor) for tensor in given.tensors]
+        mode = given.tensors[0].fake_mode
+        memory = {number: torch.UntypedStorage(nbytes, device="meta") for number, nbytes in call.sizes.items()}
+
+        def made(each: _Output | _Given | _Plain) -> Any:
+            if isinstance(each, _Output):
+                where = each.shape, each.strides, each.offset
+                return fake_view(memory[each.storage], where, each.dtype, each.device, mode)
+            return given.tensors[each.place] if isinstance(each, _Given) else each.value
+
+        outputs = [made(each) for each in call.outputs]
+        values = [made(each) for _, _, each in call.set]
+        given.tensors.clear()
+        for (place, name, _), value in zip(call.set, values, strict=True):
+            setattr(given.layers[place].layer, name, value)
+        freed = {event.storage for event in self.events[begin:] if isinstance(event, Free)}
+        del self.events[begin:]  # those that ended as they were replaced: the call has freed them in between
         self._count += call.storages
         for number in call.sizes:
             self._allocated_at[first + number] = len(self.events)
         for event in call.events:
             if isinstance(event, tuple):
                 self.events.append(Allocate(first + event[0], event[1]))
-            else:
-                self.events.append(Free(first + event) if isinstance(event, int) else event)
+            elif not isinstance(event, int):
+                self.events.append(event)
+            elif event >= 0:
+                self.events.append(Free(first + event))
+            elif numbers[-1 - event] in freed:
+                self.events.append(Free(numbers[-1 - event]))
         self.on_host.update(first + number for number in call.on_host)
         units = {role: each for each, role in given.roles.items()}
         self.gathered.update(frozenset(units[role] for role in roles) for roles in call.gathered)
-        memory: dict[int, torch.UntypedStorage] = {}
-        made: list[torch.Tensor] = []
-        for each in call.outputs:
-            if isinstance(each, int):
-                made.append(given.tensors[each])
-                continue
-            if each.storage not in memory:
-                memory[each.storage] = torch.UntypedStorage(call.sizes[each.storage], device="meta")
-            where = each.shape, each.strides, each.offset
-            made.append(fake_view(memory[each.storage], where, each.dtype, each.device, given.tensors[0].fake_mode))
         for number, storage in memory.items():
             self._know(storage, first + number, unit)
-        return made[0] if call.kind is None else call.kind(made)
+        return outputs[0] if call.kind is None else call.kind(outputs)
 
     def _know(self, storage: torch.UntypedStorage, number: int, unit: int) -> None:
         """Watch a storage that a replayed call of a unit returns."""
         self._numbers[storage._cdata] = number
         self._places[number] = self._makers[number] = unit
         self._references[number] = self._watching(storage, number)
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+
+
+def _same_layers(after: _Arguments, given: _Arguments) -> bool:
+    pairs = zip(after.layers, given.layers, strict=True)
+    return all(left.layer is right.layer for left, right in pairs)
 
 
 def _compared(value: Any) -> Hashable:
@@ -386,8 +519,10 @@ def _has_settings(value: Any) -> bool:
 def _state_of(module: nn.Module) -> tuple[object, ...]:
     """Return what changes if an attribute of a module is set, or a member of one that is a collection."""
     own = vars(module)
-    found = [*map(id, own.values())]
-    for name, member in own.items():
+    found: list[object] = [*map(id, own.values())]
+    for place, (name, member) in enumerate(own.items()):
+        if name in POSITIONS and isinstance(member, int):
+            found[place] = int(member)
         kind = type(member)
         if kind is dict and name not in _HOOKS:
             found += map(id, member.values())

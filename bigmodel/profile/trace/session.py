@@ -158,7 +158,9 @@ def _modules_without(model: nn.Module, left_out: set[int]) -> list[nn.Module]:
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     fake = new_fake(tensor.shape, dtype, device, mode)
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(fake, tensor.requires_grad)
+        fake.requires_grad = tensor.requires_grad
+        vars(fake)["_is_param"] = True  # as its constructor does for tensors of other types, with a detached copy
+        return fake
     if not tensor.is_floating_point() and tensor.device.type == HOST and tensor.numel() <= LARGEST:
         Values().give(fake, tensor.detach().clone())  # buffers such as the stride of a convolution
     return fake

@@ -352,31 +352,29 @@ def _track(event: Event, unit: int, alive: dict[int, InitialStorage]) -> int:
 def condense(events: Iterable[Event], depth: int = 0) -> Iterator[Event]:
     """Yield fewer events that give every device the same peak and final bytes, under any device map.
 
-    A unit executes on one device, so only the peak and the net bytes of consecutive allocations and frees matter
-    (`Burst`). About ten of the hundreds of events of a block remain. Events between units, whose devices depend on
-    their inputs, are kept, and so are those within experts, whose chunks depend on the plan (`RoutedCall`). An
-    allocator that rounds each storage needs the original events.
+    A unit executes on one device, so only the peak and the net bytes of its allocations and frees matter (`Burst`), up
+    to an event that may concern another device: there, what is alive counts. About ten of the hundreds of events of a
+    block remain. Events between units, whose devices depend on their inputs, are kept, and so are those within experts,
+    whose chunks depend on the plan (`RoutedCall`). An allocator that rounds each storage needs the original events.
 
     Args:
         events: the events.
         depth: number of units that run when they begin.
     """
-    pending: list[Event] = []
+    block: list[Event] = []  # while one unit runs
     following = iter(events)
     for event in following:
         if isinstance(event, Operation):
             continue
-        if depth and isinstance(event, (Allocate, Free, Scratch)) and not _is_elsewhere(event):
-            pending.append(event)
+        found = _routed(event, following, depth) if isinstance(event, Route) else (event,)
+        if depth and not isinstance(event, (Enter, Leave, Call, Return)):
+            block += found
             continue
-        yield from _together(pending)
-        pending = []
-        if isinstance(event, Route):
-            yield from _routed(event, following, depth)
-            continue
-        yield event
+        yield from _together(block)
+        block = []
+        yield from found
         depth += isinstance(event, Enter) - isinstance(event, Leave)
-    yield from _together(pending)
+    yield from _together(block)
 
 
 def _routed(route: Route, following: Iterator[Event], depth: int) -> Iterator[Event]:
@@ -397,22 +395,57 @@ def _is_elsewhere(event: Event) -> bool:
 
 
 def _together(events: Sequence[Event]) -> Iterator[Event]:
-    """Yield `events` with the storages that are allocated and freed among them replaced by bursts."""
-    dying = {event.storage for event in events if isinstance(event, Free)}
-    own = {event.storage: event.nbytes for event in events if isinstance(event, Allocate) and event.storage in dying}
-    now = peak = 0
+    """Yield the events of one unit with bursts in the place of storages that are allocated and freed among them. Other
+    allocations come behind the burst that they are in, which counts them."""
+    plain = [event for event in events if isinstance(event, (Allocate, Free, Scratch)) and not _is_elsewhere(event)]
+    dying = {event.storage for event in plain if isinstance(event, Free)}
+    own = {event.storage: event.nbytes for event in plain if isinstance(event, Allocate) and event.storage in dying}
+    if len(plain) < len(events):
+        for storage in _read_elsewhere(events):
+            own.pop(storage, None)
+    burst = _OpenBurst()
     for event in events:
         if isinstance(event, Scratch):
-            peak = max(peak, now + event.nbytes)
-        elif isinstance(event, Allocate) and event.storage in own:
-            now += event.nbytes
-            peak = max(peak, now)
+            burst.peak = max(burst.peak, burst.now + event.nbytes)
+        elif isinstance(event, Allocate) and (event.storage in own or not _is_elsewhere(event)):
+            burst.add(event.nbytes)
+            if event.storage not in own:
+                burst.left.append(event)
         elif isinstance(event, Free) and event.storage in own:
-            now -= own[event.storage]
+            burst.now -= own[event.storage]
         else:
-            if now or peak:
-                yield Burst(peak, now)
-            now = peak = 0
+            yield from burst.events()
+            burst = _OpenBurst()
             yield event
-    if now or peak:
-        yield Burst(peak, now)
+    yield from burst.events()
+
+
+def _read_elsewhere(events: Iterable[Event]) -> Iterator[int]:
+    """Yield the storages that events read that may happen on another device than that of the running unit."""
+    for event in events:
+        if isinstance(event, RoutedCall):
+            yield from _read_elsewhere(event.events)
+        elif isinstance(event, OutsideUse):
+            yield event.source
+        elif isinstance(event, Allocate) and _is_elsewhere(event):
+            yield event.source
+            yield from (storage for storage, _ in event.others)
+
+
+@dataclass
+class _OpenBurst:
+    """Bytes since the last event that was kept: now, at most, and the allocations that are not freed in the block."""
+
+    now: int = 0
+    peak: int = 0
+    left: list[Allocate] = field(default_factory=list)
+
+    def add(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.peak = max(self.peak, self.now)
+
+    def events(self) -> Iterator[Event]:
+        net = self.now - sum(event.nbytes for event in self.left)
+        if net or self.peak > self.now:
+            yield Burst(self.peak, net)
+        yield from self.left

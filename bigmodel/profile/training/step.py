@@ -18,6 +18,7 @@ from ...devices import HOST, torch_device
 from ...errors import PlanError
 from ..model.units import find_units
 from ..trace.events import Allocate, Free, Scratch
+from ..trace.fake_kernels import fake_mode
 from ..trace.image_inputs import image_shape
 from ..trace.recorder import Recorder
 from ..trace.session import ConstantsThroughHost, fake_clone
@@ -150,7 +151,7 @@ class TrainingStep:
         on_host: Collection[str] = (),
     ) -> None:
         self._device = torch_device(device_type)
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = fake_mode()
         self._model = trainable_clone(model, self._mode, self._device, checkpointing)
         with self._mode:
             self._slots = hold_on_host(self._model, on_host, self._device)

@@ -87,12 +87,21 @@ def _cost(
     rows_at_once: int,
 ) -> tuple[int, int]:
     """Return the peak bytes of the intermediate results of restoring a weight, and the bytes that are moved."""
-    with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True):
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # what is found is kept as a whole
+    with _disable_current_modes(), mode:
         tensors = {leaf: torch.empty(each, dtype=kind, device=device) for leaf, each, kind in layout}
         out = torch.empty(rows_at_once, shape[1], dtype=dtype, device=device)
         with _Watch([out, *tensors.values()]) as watch:
             out.copy_(format.rows(tensors, shape, 0, rows_at_once, dtype))
     return watch.peak, watch.moved * math.ceil(shape[0] / rows_at_once)
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors among arguments or results, which are nested in sequences at most."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [each for member in value for each in _tensors_in(member)] if isinstance(value, (list, tuple)) else []
 
 
 class _Watch(TorchDispatchMode):
@@ -108,12 +117,11 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = run_operation(func, args, kwargs or {})
-        made = [each for each in torch.utils._pytree.tree_leaves(output) if isinstance(each, torch.Tensor)]
+        made = _tensors_in(output)
         for tensor in made:
             self._add(tensor)
         if not func.is_view:
-            read = [each for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, torch.Tensor)]
-            self.moved += sum(tensor.nbytes for tensor in [*read, *made])
+            self.moved += sum(tensor.nbytes for tensor in [*_tensors_in(args), *made])
         return output
 
     def _add(self, tensor: torch.Tensor) -> None:

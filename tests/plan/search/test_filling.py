@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.plan import balanced_caps
-from bigmodel.plan.search.filling import Filling, options_of, place_greedily
+from bigmodel.plan.search.filling import Filling, fill_around, fill_in_order, options_of, place_greedily
 from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 
 from .groups import fill, group, placement_of
@@ -266,3 +266,36 @@ def test_a_group_whose_weights_others_read_is_on_no_accelerator_but_the_main_one
     placement = place_greedily([group(4), group(4), lending], Capacity({0: 8, 1: 8, "cpu": 0, "disk": 0}))
     assert placement is not None
     assert placement.storage == (0, 1, 0)
+
+
+GROUPS = [
+    group(30, working=4),
+    group(30, working=4),
+    group(70),
+    replace(group(20, working=1), lends=True),
+    replace(group(25), units=()),
+]
+
+
+@given(
+    st.lists(st.sampled_from(GROUPS), max_size=12),
+    st.lists(st.integers(1, 160), min_size=1, max_size=4),
+    st.integers(0, 40),
+    st.sets(st.integers(0, 11)),
+)
+def test_groups_are_placed_as_if_each_was_tried_everywhere(
+    groups: list[Item], budgets: list[int], activations: int, streamed: set[int]
+) -> None:
+    capacity = Capacity({**dict(enumerate(budgets)), "cpu": 1000}, activations=activations)
+    away = dict.fromkeys((index for index in streamed if index < len(groups)), 0)
+    stay = [index for index in range(len(groups)) if index not in away]
+    filling, left = fill_around(groups, capacity, away, stay)
+    plain = Filling(groups, capacity)
+    for index in away:
+        plain.add(index, ("cpu", 0))
+    lending = {index for index in stay if groups[index].lends and len(budgets) > 1}
+    refused = [index for index in stay if index in lending and not plain.try_add(index, (0, 0))]
+    others = [index for index in stay if index not in lending]
+    refused += fill_in_order(others, len(budgets), lambda index, at: plain.try_add(index, (at, at)))
+    assert (filling.options, left) == (plain.options, refused)
+    assert all(filling.usage.total(key) == plain.usage.total(key) for key in capacity.budgets)

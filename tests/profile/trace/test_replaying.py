@@ -245,6 +245,28 @@ def test_a_tensor_that_is_taken_from_a_list_is_freed_where_it_was() -> None:
     assert replayed == every
 
 
+def test_a_module_that_is_not_replayed_holds_no_argument() -> None:
+    class Hooked(Listing):
+        """Is no block: it is called by one, with a list."""
+
+        def forward(self, x: Any) -> torch.Tensor:
+            given: torch.Tensor = self.part(x)
+            return given
+
+    class Outer(Block):
+        def __init__(self, part: type[Part]) -> None:
+            super().__init__(part)
+            self.inner = Hooked(part)
+            self.inner.register_forward_hook(lambda *_: None)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            given: torch.Tensor = self.inner([x + 1])
+            return given
+
+    _, replayed, every = recorded(Blocks(Outer, Taking))
+    assert replayed == every
+
+
 def test_results_between_units_have_their_makers() -> None:
     class Gathering(Blocks):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

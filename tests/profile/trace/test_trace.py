@@ -167,4 +167,4 @@ def test_storages_that_live_within_one_unit_are_one_burst() -> None:
 
 def test_storages_that_outlive_their_unit_are_named() -> None:
     turn = [Enter(0), Allocate(1, 10), Allocate(2, 20), Free(1), Leave(0, ((2, 20),))]
-    assert list(condense(turn)) == [Enter(0), Burst(10, 10), Allocate(2, 20), Burst(0, -10), Leave(0, ((2, 20),))]
+    assert list(condense(turn)) == [Enter(0), Burst(30, 0), Allocate(2, 20), Leave(0, ((2, 20),))]
