@@ -1,13 +1,14 @@
-"""Does a step of generation whose keys and values lie on the host take no longer than its compute, or its bytes need?
+"""Does a step whose keys and values lie on the host, or on disk, take no longer than its compute, or its bytes, need?
 
 A Llama generates at a context of which the accelerator's budget holds a quarter of the keys and values beside the
 weights, so the plan has most layers' in RAM and fetches them ahead of use. A virtual link has a set bandwidth, a real
 one its own for pinned memory. The bound is the larger of two times: of the same step with everything on the
 accelerator, and of the bytes of streamed weights and fetched keys and values over the link. A third plan lacks three
 quarters of the RAM that these take, too, so that older ones are on disk: its bound is also the time in which its bytes
-on disk are read alone, as they lie there, by as many threads. The same as of the second plan is measured of a step of
-the server's engine, whose keys and values are in pages. transformers' own offloaded cache needs CUDA's streams and does
-not run on the virtual one.
+on disk are read alone, by as many threads; once as the disk reads them, and once by a disk that is slower than the
+link. All of it is measured of a step of `generate`, whose cache is of transformers, and of one of the server's engine,
+whose keys and values are in pages. transformers' own offloaded cache needs CUDA's streams and does not run on the
+virtual one.
 """
 
 from __future__ import annotations
@@ -15,50 +16,48 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bigmodel.limits import CHUNK_BYTES, STAGING_BYTES
+from bigmodel.limits import CHUNK_BYTES, KV_PAGE, STAGING_BYTES
 
-from .harness import BenchmarkError, Column, Limit, Report, Table, Variant, elapsed, measure
-from .harness.devices import first_device, is_virtual
+from .harness import BenchmarkError, Column, Limit, Report, Summary, Table, Variant, elapsed, measure
+from .harness.devices import first_device
 from .harness.report import Cell
+from .harness.slow_disk import slow_disk
+from .kv_texts import ServedText, Sizes, Text, make
 from .links import pinned_rate
 
 if TYPE_CHECKING:
-    import torch
-
     from bigmodel.plan import Plan
     from bigmodel.profile import Profile
 
 MOST = 1.05
 """The most that a step may take of its bound."""
 
+SLOWER = 1.5
+"""How many times as long a slow disk reads as the link takes."""
+
 HELD = 0.25
 """Share of the keys and values that the accelerator's budget holds."""
 
 ON_DEVICE, ON_HOST = "all on the accelerator", "keys and values as planned"
-ON_DISK = "older keys and values on disk"
-SERVED_ON_DEVICE, SERVED_ON_HOST = f"server, {ON_DEVICE}", f"server, {ON_HOST}"
+ON_DISK, OF_SLOW = "older keys and values on disk", ", a slow one"
+SERVED_ON_DEVICE, SERVED_ON_HOST, SERVED_ON_DISK = (f"server, {name}" for name in (ON_DEVICE, ON_HOST, ON_DISK))
+ALONE = {
+    ON_HOST: ON_DEVICE,
+    ON_DISK: ON_DEVICE,
+    SERVED_ON_HOST: SERVED_ON_DEVICE,
+    SERVED_ON_DISK: SERVED_ON_DEVICE,
+}
+"""Of each step the one that has its compute alone."""
 
 DEVICES = ("virtual", "cuda")
 """Devices that this benchmark supports."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Layers and width of the model, tokens of context, bytes per second of the link, steps behind each value, and the
-    device."""
-
-    layers: int
-    width: int
-    context: int
-    rate: float
-    steps: int
-    device: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +76,9 @@ def run(options: argparse.Namespace) -> Report:
     device = first_device(options.device)
     if options.device == "cuda":
         rate = pinned_rate(64 * 2**20, device)
-        sizes = Sizes(16, 64, 2048, rate, 1, device) if options.quick else Sizes(16, 2048, 32768, rate, 3, device)
+        sizes = Sizes(16, 64, 8192, rate, 1, device) if options.quick else Sizes(16, 2048, 32768, rate, 3, device)
     else:
-        sizes = Sizes(16, 64, 2048, 8e7, 1, device) if options.quick else Sizes(12, 256, 8192, 2e8, 3, device)
+        sizes = Sizes(16, 64, 8192, 3e8, 1, device) if options.quick else Sizes(12, 256, 8192, 2e8, 3, device)
         virtual.enable(1, bandwidth=sizes.rate)
     sizes = replace(sizes, steps=options.steps or sizes.steps)
     with tempfile.TemporaryDirectory(dir=".") as folder:
@@ -97,80 +96,88 @@ def compared(options: argparse.Namespace, sizes: Sizes, folder: Path) -> Report:
     from bigmodel.dispatch import dispatch_model
 
     profile = profile_of(sizes)
-    found = planned(profile, sizes)
-    deeper = planned(profile, sizes, on_disk=True)
-    texts = {
+    found, served = planned(profile, sizes), planned(profile, sizes, per_pass=False)
+    deeper, deeper_served = planned(profile, sizes, True), planned(profile, sizes, True, per_pass=False)
+    in_ram = deeper_served.kv_in_ram // KV_PAGE * KV_PAGE
+    pages = ServedText(dispatch_model(make(sizes), deeper_served, offload_dir=folder), sizes, in_ram)
+    texts: dict[str, Text] = {
         ON_DEVICE: Text(dispatch_model(make(sizes), {"": 0}), sizes),
         ON_HOST: Text(dispatch_model(make(sizes), found), sizes),
         ON_DISK: Text(dispatch_model(make(sizes), deeper, offload_dir=folder), sizes),
         SERVED_ON_DEVICE: ServedText(dispatch_model(make(sizes), {"": 0}), sizes),
-        SERVED_ON_HOST: ServedText(dispatch_model(make(sizes), found), sizes),
+        SERVED_ON_HOST: ServedText(dispatch_model(make(sizes), served), sizes),
+        SERVED_ON_DISK: pages,
     }
-    one, other, from_disk, served, as_served = (text.logits() for text in texts.values())
+    one, other, from_disk, from_device, from_host, from_pages = (text.logits() for text in texts.values())
+    link = {name: sum(bytes_of(each, profile)) / sizes.rate for name, each in ((ON_HOST, found), (ON_DISK, deeper))}
+    link[SERVED_ON_HOST] = sum(bytes_of(served, profile)) / sizes.rate
+    link[SERVED_ON_DISK] = sum(bytes_of(deeper_served, profile)) / sizes.rate
+    there = {ON_DISK: deeper.kv_on_disk, SERVED_ON_DISK: pages.on_disk}
+    slow = min(there.values()) / (SLOWER * max(link.values()))
     variants = [Variant(name, partial(text.seconds, sizes.steps)) for name, text in texts.items()]
+    variants += [Variant(f"{name}{OF_SLOW}", partial(on_slow_disk, texts[name], sizes.steps, slow)) for name in there]
     samples = measure(variants, options.rounds, seed=options.seed)
-    reading = deeper.kv_on_disk / read_rate(folder, deeper.kv_on_disk, deeper.readers)
-    fetched, streamed = bytes_of(found, profile)
-    link = (fetched + streamed) / sizes.rate
-    link_beside_disk = sum(bytes_of(deeper, profile)) / sizes.rate
-    steps = {name: samples.summary(name) for name in texts}
-    ratio = steps[ON_HOST].median / max(link, steps[ON_DEVICE].median)
-    of_server = steps[SERVED_ON_HOST].median / max(link, steps[SERVED_ON_DEVICE].median)
-    rows: list[list[Cell]] = [
-        [name, step.median, step.first_quartile, step.third_quartile] for name, step in steps.items()
-    ]
-    of_disk = steps[ON_DISK].median / max(link_beside_disk, reading, steps[ON_DEVICE].median)
-    rows.append(["bytes over the link", link, None, None])
-    rows.append(["bytes over the link, older ones on disk", link_beside_disk, None, None])
-    rows.append(["bytes on disk, read alone", reading, None, None])
+    rate = read_rate(folder, deeper.kv_on_disk, deeper.readers)
+    steps = {variant.name: samples.summary(variant.name) for variant in variants}
+    bounds = {
+        **{name: {"compute": steps[ALONE[name]].median, "link": seconds} for name, seconds in link.items()},
+        **{
+            name: {"compute": steps[ALONE[name]].median, "link": link[name], "disk": there[name] / rate}
+            for name in there
+        },
+        **{
+            f"{name}{OF_SLOW}": {"compute": steps[ALONE[name]].median, "link": link[name], "disk": there[name] / slow}
+            for name in there
+        },
+    }
+    rows = [_row(name, step, bounds.get(name, {})) for name, step in steps.items()]
     return Report(
         "kv_tier",
         options.device,
         settings={
             **vars(sizes),
             "threads": torch.get_num_threads(),
-            "fetched": fetched,
-            "streamed": streamed,
-            "on_disk": deeper.kv_on_disk,
+            "slow_disk": slow,
+            **{f"bytes on disk, {name}": nbytes for name, nbytes in there.items()},
         },
         tables=[
             Table(
                 f"{sizes.context:,} tokens of context, keys and values of {len(found.kv_on_host)} of {sizes.layers} "
-                "layers in RAM",
-                [Column("step"), *(Column(name, "seconds") for name in ("median", "q1", "q3"))],
+                f"layers on the host; of a server of {len(served.kv_on_host)}",
+                [
+                    Column("step"),
+                    *(Column(name, "seconds") for name in ("median", "q1", "q3")),
+                    *(Column(name, "seconds") for name in ("bytes over the link", "bytes on disk")),
+                ],
                 rows,
             )
         ],
         limits=[
-            Limit("step over the larger of compute and bytes over the link", ratio, "<=", MOST),
-            Limit("step with older ones on disk over the largest of three", of_disk, "<=", MOST),
-            Limit("step of the server over the larger of both", of_server, "<=", MOST),
+            *(
+                Limit(
+                    f"{name}: step over the largest of its bounds", steps[name].median / max(bound.values()), "<=", MOST
+                )
+                for name, bound in bounds.items()
+            ),
             Limit("logits that differ from those of the accelerator's own cache", float((one != other).sum()), "==", 0),
             Limit("logits that differ with older ones on disk", float((one != from_disk).sum()), "==", 0),
-            Limit("logits of the server that differ", float((served != as_served).sum()), "==", 0),
+            Limit("logits of the server that differ", float((from_device != from_host).sum()), "==", 0),
+            Limit(
+                "logits of the server that differ with pages on disk", float((from_device != from_pages).sum()), "==", 0
+            ),
         ],
         samples={"steps": samples},
     )
 
 
-def make(sizes: Sizes) -> Any:
-    """Return a Llama of these sizes with random weights."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+def _row(name: str, step: Summary, bound: Mapping[str, float]) -> list[Cell]:
+    return [name, step.median, step.first_quartile, step.third_quartile, bound.get("link"), bound.get("disk")]
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=sizes.width,
-        intermediate_size=2 * sizes.width,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.width // 32,
-        num_key_value_heads=sizes.width // 64,
-        vocab_size=256,
-        max_position_embeddings=2 * sizes.context,
-    )
-    with torch.device("cpu" if is_virtual(sizes.device) else sizes.device):  # the host is slow at random numbers
-        model: Any = LlamaForCausalLM(config)
-    return model.to("cpu").eval()
+
+def on_slow_disk(text: Text, steps: int, rate: float) -> float:
+    """Return the mean seconds of steps whose files are read at a rate."""
+    with slow_disk(rate):
+        return text.seconds(steps)
 
 
 def profile_of(sizes: Sizes) -> Profile:
@@ -214,7 +221,7 @@ def read_rate(folder: Path, nbytes: int, readers: int) -> float:
         return nbytes / min(elapsed(whole, "cpu") for _ in range(3))
 
 
-def planned(profile: Profile, sizes: Sizes, on_disk: bool = False) -> Plan:
+def planned(profile: Profile, sizes: Sizes, on_disk: bool = False, per_pass: bool = True) -> Plan:
     """Return the plan under a budget that lacks three quarters of the bytes of keys and values; with `on_disk`, under
     one of the RAM that lacks as many of those that would lie there.
 
@@ -223,91 +230,16 @@ def planned(profile: Profile, sizes: Sizes, on_disk: bool = False) -> Plan:
     """
     from bigmodel.plan import plan
 
-    whole = plan(profile, {0: 2**40, "cpu": 2**40}).devices[0].total
+    planning = partial(plan, profile, per_pass=per_pass)
+    whole = planning({0: 2**40, "cpu": 2**40}).devices[0].total
     budget = whole - int((1 - HELD) * sum(profile.kv_cache))
-    found = plan(profile, {0: budget, "cpu": 2**40})
+    found = planning({0: budget, "cpu": 2**40})
     if on_disk:
         host = found.devices["cpu"]
         staged = min(max(profile.kv_cache), STAGING_BYTES)
-        found = plan(profile, {0: budget, "cpu": int(host.total - (1 - HELD) * host.kv_cache + staged)})
+        found = planning({0: budget, "cpu": int(host.total - (1 - HELD) * host.kv_cache + staged)})
         if not found.kv_on_disk:
             raise BenchmarkError("the plan has all keys and values in RAM")
     if not found.kv_on_host:
         raise BenchmarkError("the plan has all keys and values on the accelerator")
     return found
-
-
-class Text:
-    """A model in the middle of a long text.
-
-    Args:
-        model: The model, dispatched.
-        sizes: Their context.
-    """
-
-    def __init__(self, model: Any, sizes: Sizes) -> None:
-        import torch
-        from transformers import DynamicCache
-
-        self._model, self._device = model, sizes.device
-        self._past: Any = DynamicCache()
-        self._tokens = torch.arange(16)[None].to(self._device)
-        self._forward(self._tokens)
-        generator = torch.Generator().manual_seed(0)
-        layers: list[Any] = self._past.layers
-        for layer in layers:  # as if the text so far had been computed
-            shape = (1, sizes.width // 64, sizes.context - 64, 32)
-            keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
-            layer.keys, layer.values = keys.to(layer.device), values.to(layer.device)
-
-    def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        with torch.inference_mode():
-            found: torch.Tensor = self._model(tokens, past_key_values=self._past).logits
-        return found
-
-    def logits(self) -> torch.Tensor:
-        """Return the logits of one further token, on the host."""
-        return self._step().cpu()
-
-    def _step(self) -> torch.Tensor:
-        return self._forward(self._tokens[:, :1])
-
-    def seconds(self, steps: int) -> float:
-        """Return the mean seconds of `steps` steps after an unmeasured one."""
-        self.logits()
-        return elapsed(lambda: [self._step() for _ in range(steps)], self._device) / steps
-
-
-class ServedText(Text):
-    """A model in the middle of a long text, as the server's engine computes it."""
-
-    def __init__(self, model: Any, sizes: Sizes) -> None:
-        import torch
-
-        from bigmodel.server.engine.build import kv_maker
-        from bigmodel.server.engine.compute.runner import PackedRunner
-        from bigmodel.server.engine.kv.arena import PagedKV
-
-        self._runner, self._device = PackedRunner(model, row_multiple=1), sizes.device
-        kv = kv_maker(self._runner, sizes.context)()
-        assert isinstance(kv, PagedKV)
-        kv.reserve(sizes.context)
-        self._kv, self._at = kv, 1
-        self._step()
-        self._at = sizes.context - 64
-        generator = torch.Generator().manual_seed(0)
-        for layer in kv.layers():
-            shape = (self._at, sizes.width // 64, 32)
-            keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
-            device = kv.arena.layer(layer)[0].device
-            with torch.inference_mode():
-                kv.arena.write(layer, kv.rows(0, self._at).to(device), keys.to(device), values.to(device))
-
-    def _step(self) -> torch.Tensor:
-        from bigmodel.server.engine.compute.runner import PackedTokens
-
-        found = self._runner.compute([PackedTokens(self._kv, [1], self._at, 1, 1)])[0]
-        assert found is not None
-        return found

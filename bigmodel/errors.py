@@ -12,6 +12,7 @@
     │   ├── CheckpointFormatError   truncated, overlapping, out of range, or not a checkpoint
     │   └── CheckpointMismatchError   missing or unexpected key, wrong shape, wrong dtype
     ├── DispatchError           an operation that needs `undispatch` first
+    │   └── KVDiskError         keys and values cannot be written to disk, or read from it
     ├── TrainError              training functions were called out of order or on the wrong device
     ├── LaunchError             a launch configuration that cannot be run
     ├── ServeError              the server could not start, or its engine failed
@@ -97,6 +98,10 @@ class CheckpointMismatchError(CheckpointError, ValueError):
 
 class DispatchError(BigModelError, RuntimeError):
     """A dispatched model does not support the operation while it is dispatched."""
+
+
+class KVDiskError(DispatchError):
+    """Keys and values cannot be written to the disk that the plan has them on, or read from it."""
 
 
 class TrainError(BigModelError, RuntimeError, ValueError):

@@ -97,6 +97,14 @@ as a whole, so that of what RAM may hold no more than a fourth is empty."""
 KV_SLOTS = 2
 """Layers whose keys and values on the host have memory on the accelerator at once: one computes, one is fetched."""
 
+KV_PAGE = 128
+"""Positions of a page of a server's keys and values: a prompt is attended to, and cached, in blocks of as many. Plans
+count whole pages."""
+
+KV_SPARE_PAGES = 4
+"""Pages of a server that RAM and the disk both have: they are written ahead, so that a step that needs memory for new
+pages does not wait for the disk."""
+
 KV_SHARE = 0.25
 """Share of a device's free memory that a server takes for keys and values if the plan reserves none."""
 

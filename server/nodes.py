@@ -94,7 +94,7 @@ def follow(model: str, plan: NodesPlan, options: LoadOptions, engine: EngineOpti
     runner = PackedRunner(placed, row_multiple=engine.row_multiple, host_linear=engine.host_linear)
     budget = kv_budget([runner], stage.stage.plan, engine, runner.gathered_per_token())
     limits = _agree(SharedLimits(runner.row_multiple, budget.tokens))
-    caches = PackedCaches(kv_maker(runner, limits.kv_tokens), runner.host_linear)
+    caches = PackedCaches(kv_maker(runner, limits.kv_tokens, budget.in_ram), runner.host_linear)
     running = stage.run(placed, ring, caches)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

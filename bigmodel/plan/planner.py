@@ -369,15 +369,19 @@ class _Request:
         None if there is none, or these run all as it is."""
         if not self._may_fetch_kv(profile):
             return None
-        from .search.host_kv import least_layers
+        from .search.host_kv import growing_units, least_layers
 
-        least = least_layers(profile, self._runs_on_accelerators)
+        # RAM may hold those of some layers and not of all: how many accelerators need is found without its budget.
+        enough = {**self.budgets, HOST: self.budgets.get(HOST, 0) + sum(profile.kv_cache)}
+        least = least_layers(profile, replace(self, budgets=enough)._runs_on_accelerators)
+        if least is None or not self._runs_on_accelerators(least, growing_units(profile)):
+            least = least_layers(profile, self._runs_on_accelerators)
         return None if least is None else replace(self, offload="stream")._of_profile(least)
 
     def _with_kv_on_disk(self, profile: Profile) -> Plan | None:
         """Return the plan with as few keys and values on the host as must, and of these as many in RAM as it has room
-        for, the others being on disk; None if there is none. An engine's are in RAM as a whole."""
-        if not self._may_fetch_kv(profile) or not self.per_pass:
+        for, the others being on disk; None if there is none."""
+        if not self._may_fetch_kv(profile):
             return None
         from .search.host_kv import most_in_ram
 

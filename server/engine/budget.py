@@ -13,9 +13,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
 
-from bigmodel.devices import format_size, free_memory_bytes, normalize_device
+from bigmodel.devices import DISK, HOST, format_size, free_memory_bytes, normalize_device
 from bigmodel.errors import ServeError
-from bigmodel.limits import KV_SHARE
+from bigmodel.limits import KV_SHARE, KV_SPARE_PAGES
+from bigmodel.plan.memory.host_kv import least_pages
 from bigmodel.server.engine.compute.host_linear import HostLinear
 from bigmodel.server.engine.kv.buffers import GROWTH, PROMPT_BLOCK
 
@@ -72,16 +73,18 @@ ANY_NUMBER = 2**30
 
 @dataclass(frozen=True)
 class KVBudget:
-    """Bytes for keys and values: ``bytes_per_token`` and ``bytes_total``, by device."""
+    """Bytes for keys and values: ``bytes_per_token`` and ``bytes_total``, by device; ``on_disk`` are further bytes for
+    those of the host that RAM cannot hold."""
 
     bytes_per_token: Mapping[str, int]
     bytes_total: Mapping[str, int]
+    on_disk: int = 0
 
     @property
     def tokens(self) -> int:
         """Positions that fit every device's bytes, in whole growth steps; of a model whose layers all have states of
         fixed size, as many as anybody asks for. Raises ServeError when not even one step does."""
-        fits = [self.bytes_total[device] // per for device, per in self.bytes_per_token.items() if per]
+        fits = [self._of(device) // per for device, per in self.bytes_per_token.items() if per]
         if not fits:
             return ANY_NUMBER
         tokens = min(fits) // GROWTH * GROWTH
@@ -92,6 +95,19 @@ class KVBudget:
                 f"of {format_size(per)} each; give more, or offload more weights"
             )
         return tokens
+
+    def _of(self, device: str) -> int:
+        """Bytes for keys and values of a device in all places; the disk has some pages that RAM has, too."""
+        twice = KV_SPARE_PAGES * PROMPT_BLOCK * self.bytes_per_token[device]
+        beyond = max(self.on_disk - twice, 0) if device == HOST else 0
+        return self.bytes_total[device] + beyond
+
+    @property
+    def in_ram(self) -> int | None:
+        """Positions of whole pages that RAM holds, where the disk has others; None where it has none."""
+        if not self.on_disk:
+            return None
+        return self.bytes_total[HOST] // self.bytes_per_token[HOST] // PROMPT_BLOCK * PROMPT_BLOCK
 
     def without_states(self, states: StateRoom) -> tuple[KVBudget, int]:
         """What recurrent states leave, and how many of them the prefix cache may keep: at most for a quarter of the
@@ -111,7 +127,7 @@ class KVBudget:
         fit = (left.get(device, 0) // (4 * nbytes) for device, nbytes in states.each.items() if nbytes)
         kept = min(states.kept, *fit)
         total = {device: nbytes - kept * states.each.get(device, 0) for device, nbytes in left.items()}
-        return KVBudget(self.bytes_per_token, total), kept
+        return KVBudget(self.bytes_per_token, total, self.on_disk), kept
 
 
 @dataclass(frozen=True)
@@ -173,17 +189,29 @@ def planned_chunk(options: EngineOptions, batch_size: int) -> int:
     return -(-most // batch_size)
 
 
-def tokens_of_a_step(plan: Any, options: EngineOptions) -> int:
-    """Tokens of a step: the options' number, at most those that the plan's activations were counted for.
+def tokens_of_a_step(plan: Any, options: EngineOptions, in_ram: int | None = None) -> int:
+    """Tokens of a step: the options' number, at most those that the plan's activations were counted for; and where the
+    disk has keys and values, too, as many as RAM has pages for: the positions ``in_ram``.
 
-    Never so few that a prompt could wait forever behind decoding sequences.
+    Never so few that a prompt could wait forever behind decoding sequences. Raises ServeError where RAM has fewer pages
+    than these need.
     """
     planned = 0
     if plan is not None:
         chunk = plan.prefill_chunk_size
         planned = plan.batch_size * (plan.context_length if chunk is None else min(chunk, plan.context_length))
     wanted = min(options.max_batch_tokens, planned or options.max_batch_tokens)
-    return max(wanted, sequences_at_once(plan, options) + PROMPT_BLOCK)
+    sequences = sequences_at_once(plan, options)
+    least = sequences + PROMPT_BLOCK
+    if in_ram is not None:
+        most = in_ram - PROMPT_BLOCK * least_pages(sequences, 0)
+        if most < least:
+            raise ServeError(
+                f"RAM has memory for keys and values of {in_ram} tokens, and steps of {sequences} sequences write to "
+                f"pages of {in_ram - most + least}; let fewer sequences run, or give the host a larger budget"
+            )
+        wanted = min(wanted, most)
+    return max(wanted, least)
 
 
 def kv_budget(
@@ -216,7 +244,17 @@ def kv_budget(
             of, gather = entry.kv_cache, entry.kv_gather if gathered else 0
         part = of / (of + gather) if of else 1.0
         found[device] = _kv_bytes(device, entry, share, options, part, (unplanned or {}).get(device, 0))
-    return KVBudget(per_token, found)
+    return KVBudget(per_token, found, _on_disk(plan, entries, share, found))
+
+
+def _on_disk(plan: Any, entries: Mapping[str, Any], share: float, found: Mapping[str, int]) -> int:
+    """Bytes on disk for keys and values of the host: what RAM does not hold of those of all sequences, as far as the
+    disk's budget goes."""
+    if plan is None or not plan.kv_on_disk:
+        return 0
+    entry = entries[DISK]
+    wanted = max(int((entries[HOST].kv_cache + entry.kv_cache) * share) - found.get(HOST, 0), 0)
+    return wanted if entry.free is None else min(wanted, entry.kv_cache + max(0, int(entry.free)))
 
 
 def positions_of_slots(plan: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bigmodel.devices import format_size
+from bigmodel.devices import HOST, format_size
 from bigmodel.errors import ServeError
 from bigmodel.profile.model.mtp import borrow, is_head
 from bigmodel.server.adapters.files import Adapter
@@ -40,6 +41,7 @@ from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPoo
 from bigmodel.server.engine.kv.host_pages import HostPages
 from bigmodel.server.engine.kv.prefix import PrefixCache
 from bigmodel.server.engine.kv.prefix_files import PrefixFiles
+from bigmodel.server.engine.kv.tiers import PageTiers
 from bigmodel.server.engine.prefix_identity import prefix_identity
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.engine.scheduling.scheduler import Scheduler
@@ -88,6 +90,7 @@ def build_engine(
     budget, kept = (budget, None) if room is None else budget.without_states(room)
     limits = [budget.tokens, positions_of_slots(plan), *([] if options.kv_tokens is None else [options.kv_tokens])]
     pool = TokenPool(min(limits) // PROMPT_BLOCK * PROMPT_BLOCK)
+    arena = kv_arena(runner, pool.capacity, budget.in_ram)
     prefix = PrefixCache(pool, enabled=keeps_prefixes, states=kept)
     if options.prefix_folder is not None:
         prefix.adapters = {adapter.name: adapter.digest for adapter in adapters}
@@ -96,8 +99,8 @@ def build_engine(
         pool,
         prefix,
         max_sequences=sequences,
-        max_batch_tokens=tokens_of_a_step(plan, options),
-        new_kv=kv_maker(runner, pool.capacity),
+        max_batch_tokens=tokens_of_a_step(plan, options, budget.in_ram),
+        new_kv=SequenceKV if arena is None else partial(PagedKV, arena),
     )
     codec = tokenizer if isinstance(tokenizer, TextCodec) else TextCodec(tokenizer)
     # A tokenizer may have more tokens than the model; those cannot be computed.
@@ -119,6 +122,7 @@ def build_engine(
         kv_bytes_per_token=budget.bytes_per_token,
         on_failure=on_failure,
         around_step=around_step,
+        pages=None if arena is None else arena.host,
     )
 
 
@@ -165,21 +169,47 @@ def prefix_files(
     return PrefixFiles(options.prefix_folder, options.prefix_folder_bytes, identity)
 
 
-def kv_maker(runner: Runner, positions: int) -> Callable[[], SequenceKV]:
+def kv_maker(runner: Runner, positions: int, in_ram: int | None = None) -> Callable[[], SequenceKV]:
     """Return the constructor of a sequence's KV cache: pages of one arena on accelerators, else its own buffers."""
-    if not isinstance(runner, PackedRunner) or all(torch.device(device).type == "cpu" for device, _ in runner.layers):
-        return SequenceKV
-    return partial(PagedKV, KVArena(positions, host_pages(runner, positions)))
+    arena = kv_arena(runner, positions, in_ram)
+    return SequenceKV if arena is None else partial(PagedKV, arena)
 
 
-def host_pages(runner: PackedRunner, positions: int) -> HostPages | None:
+def kv_arena(runner: Runner, positions: int, in_ram: int | None = None) -> KVArena | None:
+    """Return an arena with pages for so many positions, where any layer's are on an accelerator, or fetched to one.
+
+    Args:
+        runner: Computes the layers.
+        positions: Of all pages.
+        in_ram: Positions of those on the host that RAM has memory for; None: all.
+    """
+    if not isinstance(runner, PackedRunner):
+        return None
+    pages = host_pages(runner, positions, in_ram)
+    if pages is None and all(torch.device(device).type == HOST for device, _ in runner.layers):
+        return None
+    return KVArena(positions, pages)
+
+
+def host_pages(runner: PackedRunner, positions: int, in_ram: int | None = None) -> HostPages | None:
     """Return pages on the host for the layers whose keys and values the plan of a dispatched model has there."""
     kept = kept_on_host(runner.model)
     if kept is None or not kept.layers:
         return None
-    pages = HostPages(positions, kept.layers, kept.slots, kept.allocate)
-    kept.others.append(pages.stats)
-    return pages
+    tiers = None
+    if in_ram is not None and in_ram < positions and kept.older is not None:
+        largest = max(nbytes for device, nbytes in runner.layers if device == HOST)
+        pages, frames = positions // PROMPT_BLOCK, in_ram // PROMPT_BLOCK
+        tiers = PageTiers(pages, frames, kept.layers, largest, kept.older)
+    found = HostPages(positions, kept.layers, kept.slots, kept.allocate, tiers)
+    kept.others.append(found.stats)
+    kept.pages_in_ram = partial(_in_ram, weakref.ref(found))
+    return found
+
+
+def _in_ram(pages: weakref.ref[HostPages]) -> int:
+    found = pages()
+    return 0 if found is None else found.nbytes
 
 
 def make_adapters(model: torch.nn.Module, adapters: Seq[Adapter], runner: Runner) -> Adapters:

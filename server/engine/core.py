@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from bigmodel.errors import KVDiskError
 from bigmodel.server.engine.compute.draft import Drafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner
 from bigmodel.server.engine.compute.runner import Runner
@@ -239,6 +240,8 @@ class EngineCore:
         """
         try:
             return list(zip(batch, self._run(batch), strict=True))
+        except KVDiskError as error:
+            logger.warning("a step of %d sequences failed; each is computed alone: %s", len(batch), str(error))
         except Exception:
             logger.exception("a step of %d sequences failed; each is computed alone", len(batch))
         self.runner.probe()  # raises if the model is broken
@@ -340,6 +343,11 @@ class EngineCore:
             logger.exception("the failure of request %s could not be sent", request.request_id)
 
     def _fail_step(self, request: Request, error: BaseException) -> None:
+        if isinstance(error, KVDiskError):
+            logger.error("request %s failed: %s", request.request_id, str(error))
+            why = getattr(error.__cause__, "strerror", None) or "the disk failed"
+            self.fail(request, "engine", f"keys and values cannot be kept on disk: {why}")
+            return
         logger.error("request %s failed", request.request_id, exc_info=error)
         self.fail(request, "engine", f"computing a step failed: {type(error).__name__}")
 

@@ -13,6 +13,7 @@ from enum import Enum
 
 from bigmodel.errors import NodeLostError, ServeError
 from bigmodel.server.engine.core import EngineCore
+from bigmodel.server.engine.kv.host_pages import HostPages
 from bigmodel.server.engine.scheduling.request import Delta, Event, Request, Sink
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class Engine:
 
     ``max_requests`` bounds the sequences accepted and not finished, running ones included; past it :meth:`submit`
     raises :class:`QueueFullError`. ``on_failure`` is called once, from the engine's thread, when a step raises; every
-    request has been failed by then. Steps are computed within the context that ``around_step`` returns.
+    request has been failed by then. Steps are computed within the context that ``around_step`` returns. ``pages`` are
+    those of keys and values on the host.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class Engine:
         kv_bytes_per_token: Mapping[str, int] | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
         around_step: Callable[[], AbstractContextManager[None]] = nullcontext,
+        pages: HostPages | None = None,
     ) -> None:
         self.core = core
+        self.pages = pages
         self.max_requests = max_requests
         self.kv_bytes_per_token = dict(kv_bytes_per_token or {})
         self.state = State.NEW
@@ -145,6 +149,7 @@ class Engine:
     def release(self) -> None:
         """Forget the model, its keys and values, once stopped: responses that are still being sent hold the engine."""
         del self.core
+        self.pages = None
 
     def released(self, request_id: str) -> None:
         """Called when a request has sent its last event."""

@@ -6,13 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bigmodel.devices import max_memory_allocated, memory_allocated
+from bigmodel.devices import DISK, HOST, max_memory_allocated, memory_allocated
 from bigmodel.errors import DeviceError
+from bigmodel.limits import KV_SPARE_PAGES
 from bigmodel.plan.result.speculation import SPECULATION
 from bigmodel.plan.result.stages import STAGES
 from bigmodel.server.engine.budget import plan_devices
 from bigmodel.server.engine.compute.planned_draft import PlannedDrafter
 from bigmodel.server.engine.engine import Engine
+from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
+from bigmodel.server.engine.kv.tiers import PageTiers
 from bigmodel.server.http.state import ServerState
 from bigmodel.server.loading import Loading
 from bigmodel.server.models.budgets import shown_device
@@ -166,7 +169,19 @@ def _entry(running: RunningModel, name: str, planned: Any, before: Mapping[str, 
 
 def _kv(engine: Engine, name: str) -> dict[str, int]:
     per_token, pool = engine.kv_bytes_per_token.get(name, 0), engine.core.scheduler.pool
+    tiers = None if engine.pages is None else engine.pages.tiers
+    if tiers is not None and name in (HOST, DISK):
+        return _kv_of_tier(engine, tiers, name)
     return {"kv_used": per_token * pool.used, "kv_capacity": per_token * pool.capacity}
+
+
+def _kv_of_tier(engine: Engine, tiers: PageTiers, name: str) -> dict[str, int]:
+    """Those of the host, whose older pages are on disk."""
+    page = PROMPT_BLOCK * engine.kv_bytes_per_token.get(HOST, 0)
+    in_ram, on_disk = tiers.used
+    beyond = engine.core.scheduler.pool.capacity // PROMPT_BLOCK - tiers.table.frames + KV_SPARE_PAGES
+    used, most = (in_ram, tiers.table.frames) if name == HOST else (on_disk, beyond)
+    return {"kv_used": page * used, "kv_capacity": page * most}
 
 
 def _counters(name: str) -> dict[str, int | None]:

@@ -28,6 +28,36 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_a_million_tokens_are_planned_over_the_accelerator_ram_and_the_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        max_position_embeddings=1_000_000,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    options = ["--context", "1000000", "--new-tokens", "999000", "--no-padded"]
+    options += ["--max-memory", "0=1050MB,cpu=300MB,disk=2GB"]
+    capsys.readouterr()
+    assert run(["plan", str(tmp_path), *options, "--json"]) == 0
+    found = Plan.from_json(capsys.readouterr().out)
+    whole = 4 * 10**6 * 2 * 2 * 16 * 4
+    assert all(found.devices[key].kv_cache > 0 for key in (0, "cpu", "disk"))
+    assert whole <= sum(device.kv_cache for device in found.devices.values()) < 1.02 * whole
+    assert all(device.free is not None and device.free >= 0 for device in found.devices.values())
+    assert run(["plan", str(tmp_path), *options, "--explain"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "KV in RAM and on disk" in shown
+    assert f"RAM holds those of the last {found.kv_in_ram} tokens" in shown
+    assert "2 slots for keys and values" in shown
+
+
+@pytest.mark.slow
 def test_the_table_names_parts_devices_and_budgets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(folder), "--max-memory", "cpu=150KB", "--context", "16"]) == 0
     output = capsys.readouterr().out

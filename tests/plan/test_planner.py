@@ -16,7 +16,7 @@ from torch import nn
 
 from bigmodel.devices import virtual
 from bigmodel.errors import BudgetError, DeviceError, PlanError, SizeError
-from bigmodel.limits import MOST_READERS, READERS, STAGING_BYTES
+from bigmodel.limits import KV_PAGE, KV_SPARE_PAGES, MOST_READERS, READERS, STAGING_BYTES
 from bigmodel.plan import STRATEGIES, Plan, check_device_map, make_plan, plan, planner
 from bigmodel.plan.memory.assignment import Assignment, memory_usage
 from bigmodel.plan.planner import reader_count, without_garbage_collection
@@ -672,9 +672,58 @@ def test_the_budget_of_the_disk_holds_for_keys_and_values() -> None:
     assert on_disk_of(whole // 4, disk=2 * whole).devices["disk"].budget == 2 * whole
 
 
-def test_an_engine_keeps_no_keys_and_values_on_disk() -> None:
+def of_engine(host: int, **more: int) -> Plan:
+    return plan(long_profile(), {0: 6_000_000, "cpu": host, **more}, per_pass=False)
+
+
+def test_an_engine_has_whole_pages_in_ram_and_the_others_on_disk() -> None:
+    budget = sum(long_profile().kv_cache) * 5 // 8
+    made = of_engine(budget)
+    there = sum(
+        nbytes for nbytes, part in zip(long_profile().kv_cache, units(), strict=True) if part in made.kv_on_host
+    )
+    page = there * KV_PAGE // long_profile().workload.context_length
+    held = made.devices["cpu"]
+    assert held.kv_cache == made.kv_in_ram // KV_PAGE * page < there
+    assert made.kv_on_disk == made.devices["disk"].kv_cache == there - held.kv_cache + KV_SPARE_PAGES * page
+    assert held.total <= budget
+    assert made.devices[0].total <= 6_000_000
+    assert Plan.from_json(made.to_json()) == made
+
+
+def units() -> list[str]:
+    return [unit.name for unit in long_profile().units]
+
+
+def test_ram_that_holds_enough_layers_but_not_all_needs_no_disk() -> None:
+    whole = sum(long_profile().kv_cache)
+    made = plan(long_profile(), {0: 9_000_000, "cpu": whole * 9 // 10}, per_pass=False)
+    assert 0 < made.devices["cpu"].kv_cache < whole
+    assert not made.kv_on_disk
+
+
+def test_an_engine_has_in_ram_what_a_step_writes_to() -> None:
     with pytest.raises(BudgetError):
-        plan(long_profile(), {0: 4_000_000, "cpu": sum(long_profile().kv_cache) // 4}, per_pass=False)
+        of_engine(sum(long_profile().kv_cache) // 4)  # less than pages of a step, and those that are written ahead
+
+
+def test_an_engines_pages_in_ram_are_no_more_than_they_are() -> None:
+    found = of_engine(10**9)
+    assert found.devices["cpu"].kv_cache == len(found.kv_on_host) * max(long_profile().kv_cache)
+
+
+def test_as_many_sequences_are_admitted_as_ram_and_the_disk_hold_together() -> None:
+    whole = sum(long_profile().kv_cache)
+    found = of_engine(whole * 5 // 8, disk=3 * whole)
+    free = replace(found.devices[0], budget=100 * found.devices[0].total)
+    roomy = replace(found, devices={**found.devices, 0: free})
+    in_ram, there = roomy.devices["cpu"].free, roomy.devices["disk"].free
+    assert in_ram is not None
+    assert there is not None
+    each = roomy.devices["cpu"].kv_cache + roomy.devices["disk"].kv_cache
+    assert roomy.max_sequences() == 1 + (in_ram + there) // each
+    unlimited = replace(roomy, devices={**roomy.devices, "disk": replace(roomy.devices["disk"], budget=None)})
+    assert unlimited.max_sequences() == roomy.kv_in_ram // KV_PAGE // 2
 
 
 def test_reading_keys_and_values_is_counted_in_the_time_of_a_step() -> None:

@@ -234,7 +234,8 @@ class Dispatched(NotCopied):
 
         Targets are the accelerators, each with the counters of its own link; ``"cpu"``, for weights on disk that the
         host computes with; ``"experts"``, for experts that are fetched one by one; and ``"kv"``, for keys and values
-        that lie on the host. ``"stages"`` are seconds of each accelerator while a server had several steps in flight:
+        that lie on the host, with the bytes that RAM has for them now (`held_in_ram`) and those on disk
+        (`held_on_disk`). ``"stages"`` are seconds of each accelerator while a server had several steps in flight:
         `active_seconds` in all, `busy_seconds` of them with a step in its stages, and `idle_share`, the share without.
         ``"speculation"`` are no counters, but what the plan says of tokens that are proposed:
         `most` of them for each sequence of a step, the number that it is fastest to propose (`tokens`; 0: none), for
@@ -258,7 +259,7 @@ class Dispatched(NotCopied):
             for streamer in self.streamers:
                 counters[str(streamer.device)].update(mean)
         if self.kv is not None and (stats := self.kv.stats()):
-            counters["kv"] = together(stats)
+            counters["kv"] = {**together(stats), **self.kv.held()}
         if self.expert_caches:
             counters["experts"] = expert_stats(self.expert_caches)
         if self.plan.speculation is not None:

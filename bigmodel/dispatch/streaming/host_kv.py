@@ -23,7 +23,7 @@ from ...plan import StagingMemory
 from ..weights.visits import StreamStats
 from .host_rows import HostRows
 from .kv_file import KVDisk
-from .kv_reader import AllOf, KVReader
+from .kv_reader import AllOf, KVReader, one_after_the_other
 
 
 class KVLayer(Protocol):
@@ -214,7 +214,8 @@ class KVFetcher:
             planned = self._planned * rows.row_bytes // rows.sequences
             memory = self._at_least(slot, which, nbytes, planned)
             if rows.on_disk and self._reader is not None:
-                arriving.append(self._reader.fetch(rows, memory, [self._stream.compute_mark()]))
+                placed = one_after_the_other(rows.spans(0, rows.length))
+                arriving.append(self._reader.fetch(placed, memory, [self._stream.compute_mark()]))
                 continue
             for source in rows.spans(0, rows.length):
                 target = memory[at : at + source.nbytes].view(source.dtype).view(source.shape)
@@ -258,6 +259,7 @@ class KVFetchers:
     Attributes:
         layers: Layers of a cache whose keys and values lie on the host.
         others: Counters of what keeps such keys and values itself, as an engine does.
+        pages_in_ram: Returns the bytes that this has in RAM.
     """
 
     def __init__(
@@ -272,7 +274,9 @@ class KVFetchers:
         self.allocate = allocate
         self.layers: set[int] = set()
         self.others: list[StreamStats] = []
+        self.pages_in_ram: Callable[[], int] = lambda: 0
         self.older = older
+        self._rows: weakref.WeakSet[HostRows] = weakref.WeakSet()
         self._planned = planned_rows, planned_sequences
         self._lock = threading.Lock()
         self.fetchers: dict[torch.device, KVFetcher] = {}
@@ -288,8 +292,16 @@ class KVFetchers:
     def new_rows(self) -> HostRows:
         """Return rows without any yet."""
         if self.older is None:
-            return HostRows(self.allocate, self._planned[0])
-        return HostRows(self.allocate, self._planned[0], self.older.in_ram, self.older.disk)
+            made = HostRows(self.allocate, self._planned[0])
+        else:
+            made = HostRows(self.allocate, self._planned[0], self.older.in_ram, self.older.disk)
+        self._rows.add(made)
+        return made
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes of keys and values that RAM has memory for now, and those that are on disk."""
+        in_ram = sum(rows.in_memory for rows in self._rows) + self.pages_in_ram()
+        return {"held_in_ram": in_ram, "held_on_disk": 0 if self.older is None else self.older.disk.space}
 
     def stats(self) -> list[StreamStats]:
         """Return the counters of all that fetches keys and values."""

@@ -53,6 +53,11 @@ class HostRows:
         return 0 if self._shape is None else self._shape.numel() * self._dtype.itemsize
 
     @property
+    def in_memory(self) -> int:
+        """Bytes of RAM that there are for rows."""
+        return sum(block.nbytes for block in self._blocks)
+
+    @property
     def sequences(self) -> int:
         """Number of sequences of a row; 1 before the first."""
         return 1 if self._shape is None else self._shape[0]

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from ...checkpoint.mapping import MappedFile
 from ...devices import format_size
 from ...devices.forks import new_rlock
-from ...errors import DispatchError
+from ...errors import DispatchError, KVDiskError
 from ...limits import FILE_ALIGNMENT
 from ..transfer.page_cache import ReadPolicy
 
@@ -64,7 +65,8 @@ class KVFile:
         policy: Decides whether what is written stays in the page cache.
 
     Raises:
-        DispatchError: The file cannot be made.
+        DispatchError: This is not Linux.
+        KVDiskError: The file cannot be made.
     """
 
     def __init__(self, folder: Path, nbytes: int, policy: ReadPolicy) -> None:
@@ -87,7 +89,7 @@ class KVFile:
         """Return a range of at least `nbytes` bytes with space on the disk; None if the file has none left.
 
         Raises:
-            DispatchError: The disk is full.
+            KVDiskError: The disk is full.
         """
         nbytes = aligned(nbytes)
         with self._lock:
@@ -106,8 +108,7 @@ class KVFile:
 
     def give(self, offset: int, nbytes: int) -> None:
         """Take a range back, and free its space on the disk where the file system can."""
-        if _libc is not None:
-            _libc.fallocate(self._file.fileno(), _PUNCH_HOLE | _KEEP_SIZE, offset, nbytes)
+        self.punch(offset, nbytes)
         with self._lock:
             merged: list[tuple[int, int]] = []
             for begin, size in sorted([*self._free, (offset, nbytes)]):
@@ -117,31 +118,46 @@ class KVFile:
                     merged.append((begin, size))
             self._free = merged
 
+    def punch(self, offset: int, nbytes: int) -> None:
+        """Free the space of bytes on the disk where the file system can; they are zeros then."""
+        if _libc is not None:
+            _libc.fallocate(self._file.fileno(), _PUNCH_HOLE | _KEEP_SIZE, offset, nbytes)
+
     def write(self, offset: int, rows: torch.Tensor) -> None:
-        """Write a contiguous host tensor at byte `offset`. Where the rows of all layers would not stay in the page
-        cache anyway, they leave it at once.
+        """Write a contiguous host tensor at byte `offset`; see `write_all`."""
+        self.write_all([(offset, rows)])
+
+    def write_all(self, placed: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Write contiguous host tensors, each at a byte. Where the rows of all layers would not stay in the page cache
+        anyway, they leave it at once.
 
         Raises:
-            DispatchError: The disk cannot be written.
+            KVDiskError: The disk cannot be written.
         """
-        content = memoryview(rows.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-        descriptor, done = self._file.fileno(), 0
+        contents: list[tuple[int, memoryview]] = [
+            (at, memoryview(rows.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+            for at, rows in placed
+        ]
+        descriptor = self._file.fileno()
         try:
-            while done < len(content):
-                done += os.pwrite(descriptor, content[done:], offset + done)
+            for offset, content in contents:
+                done = 0
+                while done < len(content):
+                    done += os.pwrite(descriptor, content[done:], offset + done)
             if not self._policy.all_fits():
                 os.fdatasync(descriptor)
-                os.posix_fadvise(descriptor, offset, len(content), os.POSIX_FADV_DONTNEED)
+                for offset, content in contents:
+                    os.posix_fadvise(descriptor, offset, len(content), os.POSIX_FADV_DONTNEED)
         except OSError as error:
-            raise self._failure(error, len(content)) from error
+            raise self._failure(error, sum(len(content) for _, content in contents)) from error
 
     @property
     def space(self) -> int:
         """Bytes that the file takes on the disk."""
         return os.fstat(self._file.fileno()).st_blocks * 512
 
-    def _failure(self, error: OSError, nbytes: int) -> DispatchError:
-        return DispatchError(
+    def _failure(self, error: OSError, nbytes: int) -> KVDiskError:
+        return KVDiskError(
             f"{self._folder}: {format_size(nbytes)} of keys and values cannot be written to disk ({error.strerror}); "
             "free space there, give another offload folder, or plan for a shorter context"
         )
@@ -158,6 +174,7 @@ class KVDisk:
     def __init__(self, folder: Path, planned: int) -> None:
         self.policy = ReadPolicy(planned)
         self.files: list[KVFile] = []
+        self._sparse: weakref.WeakSet[KVFile] = weakref.WeakSet()
         self._folder = folder
         self._planned = planned
         self._lock = new_rlock()
@@ -166,7 +183,7 @@ class KVDisk:
         """Return a new range of at least `nbytes` bytes.
 
         Raises:
-            DispatchError: The disk is full.
+            KVDiskError: The disk is full.
         """
         with self._lock:
             for file in self.files:
@@ -177,6 +194,24 @@ class KVDisk:
             found = self.files[-1].take(nbytes)
             assert found is not None
             return found
+
+    def sparse(self, nbytes: int) -> KVFile:
+        """Return a new file of `nbytes` bytes for one caller, without space on the disk until they are written. It is
+        gone with the caller.
+
+        Raises:
+            KVDiskError: It cannot be made.
+        """
+        made = KVFile(self._folder, nbytes, self.policy)
+        with self._lock:
+            self._sparse.add(made)
+        return made
+
+    @property
+    def space(self) -> int:
+        """Bytes that all files take on the disk."""
+        with self._lock:
+            return sum(file.space for file in (*self.files, *self._sparse))
 
 
 def aligned(nbytes: int) -> int:

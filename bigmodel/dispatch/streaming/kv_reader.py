@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from ...devices import CopyStream, Event
 from ...devices.pinned import copies_from_pinned
+from ...errors import CheckpointFormatError, KVDiskError
 from ...plan import StagingMemory
 from ..transfer.disk_reader import DiskReader
 from ..transfer.page_cache import ReadPolicy
@@ -15,7 +17,6 @@ from ..transfer.quantized_transfer import Transfer
 from ..weights.block import Block, HostTensor
 from ..weights.layout import Layout, Place
 from ..weights.visits import StreamStats
-from .host_rows import HostRows
 
 
 class KVReader:
@@ -41,16 +42,54 @@ class KVReader:
     ) -> None:
         self._reader = DiskReader(stream, policy, stats, staging, copies_from_pinned(device), readers)
 
-    def fetch(self, rows: HostRows, memory: torch.Tensor, after: Sequence[Event]) -> Event:
-        """Start reading `rows` into `memory`, uint8, after the events `after`; return the event of their arrival."""
-        block = Block("keys and values", [HostTensor(each, each.dtype) for each in rows.spans(0, rows.length)])
-        places, at = [], 0
-        for tensor in block.tensors:
-            value = tensor.value
-            places.append(Place(at, value.nbytes, value.dtype, value.shape))
-            at += value.nbytes
-        block.layout = Layout(tuple(places), at)  # without gaps: attention reads them as one tensor
-        return self._reader.fetch(Transfer(block, memory), after)
+    def fetch(self, rows: Iterable[tuple[int, torch.Tensor]], memory: torch.Tensor, after: Sequence[Event]) -> Event:
+        """Start reading `rows` into `memory` after some events; return the event of their arrival.
+
+        Args:
+            rows: Rows on the host, each with the byte of `memory` that they begin at; views of a file are read.
+            memory: Bytes of the accelerator.
+            after: The events.
+        """
+        placed = list(rows)
+        block = Block("keys and values", [HostTensor(each, each.dtype) for _, each in placed])
+        places = tuple(Place(at, each.nbytes, each.dtype, each.shape) for at, each in placed)
+        block.layout = Layout(places, max(place.offset + place.nbytes for place in places))
+        return _Arrival(self._reader.fetch(Transfer(block, memory), after))
+
+
+def one_after_the_other(rows: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield rows with the byte that they begin at without gaps: attention reads them as one tensor."""
+    at = 0
+    for each in rows:
+        yield at, each
+        at += each.nbytes
+
+
+class _Arrival:
+    """The event of a read, whose errors say that keys and values cannot be read."""
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        return self._event.done()
+
+    def wait(self) -> None:
+        with _reading():
+            self._event.wait()
+
+    def synchronize(self) -> None:
+        with _reading():
+            self._event.synchronize()
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, CheckpointFormatError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or "the file of them ends too early"
+        raise KVDiskError(f"keys and values cannot be read from disk ({why})") from error
 
 
 class AllOf:

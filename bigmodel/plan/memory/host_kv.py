@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ...devices import DISK, HOST
-from ...limits import KV_BLOCK_BYTES, KV_BLOCKS, KV_SLOTS, READERS, STAGING_BYTES
+from ...limits import KV_BLOCK_BYTES, KV_BLOCKS, KV_PAGE, KV_SLOTS, KV_SPARE_PAGES, READERS, STAGING_BYTES
 from ...profile import Profile
 from ...profile.trace.events import OUTSIDE, Allocate, Enter, Event, Free, Leave
 from ...profile.trace.trace import Trace
@@ -27,6 +27,8 @@ __all__ = [
     "kv_on_disk",
     "kv_on_host",
     "kv_slots",
+    "least_in_ram",
+    "least_pages",
     "rows_on_disk",
     "staged_kv",
     "with_kv_on_host",
@@ -52,6 +54,28 @@ def rows_on_disk(row_bytes: int, planned: int, in_ram: int) -> int:
     """Return the tokens of each sequence that are on disk once there are `planned`; arguments as for `kv_blocks`."""
     size, most = kv_blocks(row_bytes, planned, in_ram)
     return size * max(0, -(-planned // size) - most) if most else 0
+
+
+def least_pages(sequences: int, tokens: int) -> int:
+    """Return how many pages of a server RAM holds at least: those that a step writes to, and those that were written to
+    disk ahead.
+
+    Args:
+        sequences: sequences of a step; each may write to two pages, where tokens are proposed.
+        tokens: tokens of a step.
+    """
+    return 2 * sequences + -(-tokens // KV_PAGE) + KV_SPARE_PAGES
+
+
+def least_in_ram(profile: Profile) -> int:
+    """Return how many tokens of each sequence RAM holds at least where older ones lie on disk."""
+    if not profile.gathers_kv:
+        return 1
+    workload = profile.workload
+    chunk = min(workload.prefill_chunk_size or 0, workload.context_length)
+    tokens = workload.batch_size * chunk
+    pages = least_pages(workload.batch_size, max(tokens, workload.batch_size + KV_PAGE))
+    return -(-pages * KV_PAGE // workload.batch_size)
 
 
 def with_kv_on_host(profile: Profile, units: Collection[int], in_ram: int = 0) -> Profile:
@@ -138,11 +162,25 @@ def gathered_kv(profile: Profile, execution: Sequence[Key]) -> dict[Key, list[in
 
 def kv_on_disk(profile: Profile, execution: Sequence[Key]) -> dict[int, int]:
     """Return the bytes of keys and values on disk at full context, by the position of their unit."""
+    return {index: there for index, (_, there) in _in_ram_and_on_disk(profile, execution).items()}
+
+
+def _in_ram_and_on_disk(profile: Profile, execution: Sequence[Key]) -> dict[int, tuple[int, int]]:
+    """Return the bytes of keys and values in RAM and on disk, of each unit that has any there."""
     if not profile.kv_in_ram:
         return {}
-    tokens = profile.workload.context_length
-    rows = {index: profile.kv_on_host[index] // tokens for index in fetched_kv(profile, execution)}
-    return {index: row * rows_on_disk(row // 2, tokens, profile.kv_in_ram) for index, row in rows.items()}
+    tokens, sequences = profile.workload.context_length, profile.workload.batch_size
+    found = {}
+    for index in fetched_kv(profile, execution):
+        row = profile.kv_on_host[index] // tokens
+        if profile.gathers_kv:
+            page = KV_PAGE * row // sequences
+            pages, held = -(-tokens * sequences // KV_PAGE), profile.kv_in_ram * sequences // KV_PAGE
+            found[index] = page * held, page * (max(pages - held, 0) + KV_SPARE_PAGES)
+        else:
+            size, most = kv_blocks(row // 2, tokens, profile.kv_in_ram)
+            found[index] = row * size * most, row * rows_on_disk(row // 2, tokens, profile.kv_in_ram)
+    return found
 
 
 def kv_on_host(
@@ -155,15 +193,15 @@ def kv_on_host(
     """Yield device, purpose and bytes of what keys and values on the host take: whole blocks there, slots elsewhere;
     and where older ones are on disk, their bytes there, and the memory through which they reach each accelerator."""
     fetched = fetched_kv(profile, execution)
-    on_disk = kv_on_disk(profile, execution)
+    divided = _in_ram_and_on_disk(profile, execution)
+    on_disk = {index: there for index, (_, there) in divided.items()}
     for index, nbytes in enumerate(profile.kv_on_host):
-        if index in on_disk:
-            row = nbytes // profile.workload.context_length
-            size, most = kv_blocks(row // 2, profile.workload.context_length, profile.kv_in_ram)
-            yield HOST, KV_CACHE, row * size * most
+        if index in divided:
+            yield HOST, KV_CACHE, divided[index][0]
             yield DISK, KV_CACHE, on_disk[index]
             continue
-        spare = 2 * KV_BLOCK_BYTES if index in fetched and nbytes > KV_BLOCK_BYTES else 0
+        in_blocks = index in fetched and not profile.gathers_kv
+        spare = 2 * KV_BLOCK_BYTES if in_blocks and nbytes > KV_BLOCK_BYTES else 0
         yield HOST, KV_CACHE, nbytes + spare
     for device in {execution[index] for index in on_disk}:
         there = [on_disk[index] for index in on_disk if execution[index] == device]

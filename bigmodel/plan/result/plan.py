@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...devices import DISK, HOST
 from ...errors import PlanError
-from ...limits import GRADIENT_BYTES, READ_AHEAD_BYTES, READERS, STAGING_BYTES, UNKNOWN_NEW_TOKENS
+from ...limits import GRADIENT_BYTES, KV_PAGE, READ_AHEAD_BYTES, READERS, STAGING_BYTES, UNKNOWN_NEW_TOKENS
 from .budgets import Key, is_accelerator
 from .expert_split import ExpertSplit
 from .speculation import Speculation
@@ -153,7 +154,8 @@ class Plan:
         kv_slots: number of slots on each accelerator in which the keys and values of parts take turns that have them on
             the host.
         kv_in_ram: most recent tokens of each sequence whose keys and values are in RAM, of those that lie on the host;
-            those of older ones are in a file of the offload folder. 0: all are in RAM.
+            those of older ones are in a file of the offload folder. 0: all are in RAM. A server has pages in RAM for
+            as many tokens of each planned sequence, whichever these are of.
         offload_dtype: dtype that streamed weights are quantised to on the link, `"int8"` or `"int4"`; None: not at all.
         host_kernels: `"packed"`: of parts that RAM holds and the host computes in every call, weights that its kernels
             take are computed as they are packed; what is copied for that counts as weights instead of stored tensors,
@@ -375,7 +377,20 @@ def max_sequences(plan: Plan) -> int | None:
     """
     found = []
     for device in plan.devices.values():
-        if (device.kv_cache or device.kv_slots) and device.free is not None:
+        tiers = device.device in (HOST, DISK) and plan.kv_on_disk  # what one has no memory for goes to the other
+        if (device.kv_cache or device.kv_slots) and device.free is not None and not tiers:
             each = (device.kv_cache + device.kv_gather + device.kv_slots) / plan.batch_size
             found.append(plan.batch_size + int(max(device.free, 0) / each))
+    if plan.kv_on_disk:
+        found.append(_sequences_of_tiers(plan))
     return min(found, default=None)
+
+
+def _sequences_of_tiers(plan: Plan) -> int:
+    """Return the number of sequences that RAM and the disk hold together: of each, RAM has two pages at least."""
+    host, disk = plan.devices[HOST], plan.devices[DISK]
+    most = plan.kv_in_ram * plan.batch_size // (2 * KV_PAGE)
+    if host.free is not None and disk.free is not None:
+        each = (host.kv_cache + disk.kv_cache) / plan.batch_size
+        most = min(most, plan.batch_size + int((max(host.free, 0) + max(disk.free, 0)) / each))
+    return max(plan.batch_size, most)

@@ -117,7 +117,8 @@ def _device_sentences(plan: Plan) -> Iterator[str]:
             "KV cache": device.kv_cache,
             "activations": device.activations,
             "workspace of kernels": device.workspace,
-            f"{_slots_on(plan, device.device)} slots for streamed parts": device.slots,
+            _slots_on(plan, device.device): device.slots - device.kv_slots,
+            f"{plan.kv_slots} slots for keys and values": device.kv_slots,
             "gradients and optimizer state": device.training,
             "for the part that proposes tokens": device.draft,
             "that the allocator reserves beyond tensors": device.unused,
@@ -147,10 +148,12 @@ def _device_sentences(plan: Plan) -> Iterator[str]:
         )
 
 
-def _slots_on(plan: Plan, device: Key) -> int:
-    """Return the number of slots on an accelerator; on the host, where parts are staged, that of those they go to."""
+def _slots_on(plan: Plan, device: Key) -> str:
+    """Return what takes memory for a moment: slots on an accelerator; on the host, where parts are staged, those they
+    go to."""
     streamed = sum(part.runs_on == device for part in plan.streamed)
-    return min(plan.slots, streamed) if streamed else plan.slots
+    count = min(plan.slots, streamed) if streamed else plan.slots
+    return f"{count} slots for streamed parts" if count else "through which keys and values are read from disk"
 
 
 def _time_sentences(plan: Plan) -> Iterator[str]:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from ...profile import Profile
-from ..memory.host_kv import with_kv_on_host
+from ..memory.host_kv import least_in_ram, with_kv_on_host
 
 Fits = Callable[[Profile, Sequence[int]], bool]
 """Whether accelerators run all of some units of a profile."""
@@ -42,7 +42,8 @@ def most_in_ram(profile: Profile, fits: Fits) -> Profile | None:
     there is none."""
     tokens = profile.workload.context_length
     units = growing_units(profile)
-    shares = sorted({tokens * share // SHARES for share in range(1, SHARES)} - {0})
+    few = least_in_ram(profile)
+    shares = sorted({share for part in range(1, SHARES) if (share := tokens * part // SHARES) >= few})
     least = least_layers(profile, fits, shares[0]) if shares else None
     if least is None:
         return None

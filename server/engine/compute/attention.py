@@ -112,7 +112,10 @@ class RaggedCache(DynamicCache):
     def begin(self) -> None:
         """Start fetching keys and values from the host, if there are any."""
         if self.arena is not None and self.arena.host is not None:
-            self.arena.host.begin(lambda device, window: self.step(device, window).readings)
+            spans = [(_paged(span.kv), span.start, span.end) for span in self.spans]
+            written = torch.cat([kv.rows(start, end) for kv, start, end in spans])
+            read = torch.cat([kv.numbers(end) for kv, _, end in spans])
+            self.arena.host.begin(written, read, lambda device, window: self.step(device, window).readings)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object

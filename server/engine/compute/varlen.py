@@ -21,7 +21,7 @@ import torch
 
 from bigmodel.devices.pinned import on_device
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
-from bigmodel.server.engine.kv.host_pages import Reading
+from bigmodel.server.engine.kv.reading import Reading
 
 logger = logging.getLogger(__name__)
 

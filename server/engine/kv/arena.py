@@ -25,13 +25,15 @@ class Page:
         self._arena = arena
 
     def __del__(self) -> None:
+        if self._arena.host is not None:
+            self._arena.host.gone(self.number)
         self._arena.free.append(self.number)
 
     def layers(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """Views of the page's keys and values [key-value heads, PROMPT_BLOCK, dim], by layer."""
-        rows = slice(self.number * PROMPT_BLOCK, (self.number + 1) * PROMPT_BLOCK)
-        held = {layer: self._arena.layer(layer) for layer in self._arena.layers()}
-        return {layer: (k[rows].transpose(0, 1), v[rows].transpose(0, 1)) for layer, (k, v) in held.items()}
+        """The page's keys and values [key-value heads, PROMPT_BLOCK, dim], by layer."""
+        begin, end = self.number * PROMPT_BLOCK, (self.number + 1) * PROMPT_BLOCK
+        held = {layer: self._arena.span(layer, begin, end) for layer in self._arena.layers()}
+        return {layer: (k.transpose(0, 1), v.transpose(0, 1)) for layer, (k, v) in held.items()}
 
 
 class KVArena:
@@ -58,9 +60,27 @@ class KVArena:
         return Page(self, self.free.pop())
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of layer ``index`` [positions of all pages, key-value heads, dim]."""
+        """Keys and values of layer ``index`` [positions of all pages, key-value heads, dim]; of one on the host those
+        that are in RAM."""
         host = self.on_host(index)
         return self._layers[index] if host is None else host.layer(index)
+
+    def span(self, layer: int, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of consecutive positions, copied on the host or views on an accelerator."""
+        host = self.on_host(layer)
+        if host is not None:
+            return host.gather(layer, torch.arange(begin, end))
+        keys, values = self._layers[layer]
+        return keys[begin:end], values[begin:end]
+
+    def gather(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the keys and values of the positions ``rows``, on the host, where the layer's are."""
+        host = self.on_host(layer)
+        if host is not None:
+            return host.gather(layer, rows)
+        keys, values = self._layers[layer]
+        at = on_device(rows, keys.device)
+        return keys[at], values[at]
 
     def layers(self) -> Seq[int]:
         """Indices of the layers written so far."""
@@ -111,6 +131,10 @@ class PagedKV(SequenceKV):
             raise RuntimeError(f"position {end} is past the {self.capacity} positions reserved")
         return self._rows[start:end]
 
+    def numbers(self, end: int) -> torch.Tensor:
+        """Numbers of the pages of positions up to ``end``."""
+        return self._rows[:end:PROMPT_BLOCK] // PROMPT_BLOCK
+
     def _find_rows(self) -> None:
         begins = torch.tensor([page.number * PROMPT_BLOCK for page in self.pages])
         self._rows = (begins[:, None] + torch.arange(PROMPT_BLOCK)).reshape(-1)
@@ -125,9 +149,8 @@ class PagedKV(SequenceKV):
 
     def span(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [key-value heads, positions, dim] of positions ``start`` to ``end``, gathered from pages."""
-        keys, values = self.arena.layer(layer)
-        rows = on_device(self.rows(start, end), keys.device)
-        return keys[rows].transpose(0, 1), values[rows].transpose(0, 1)
+        keys, values = self.arena.gather(layer, self.rows(start, end))
+        return keys.transpose(0, 1), values.transpose(0, 1)
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store ``key`` and ``value`` [key-value heads, tokens, dim] at positions from ``start`` on."""

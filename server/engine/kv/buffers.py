@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-PROMPT_BLOCK = 128
+from bigmodel.limits import KV_PAGE
+
+PROMPT_BLOCK = KV_PAGE
 """Positions of a prompt that are attended to in one call, and cached together. Counted from the prompt's start."""
 
 GROWTH = PROMPT_BLOCK

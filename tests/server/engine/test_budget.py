@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bigmodel.errors import ServeError
+from bigmodel.limits import KV_SPARE_PAGES
 from bigmodel.plan import Plan
 from bigmodel.plan.result.plan import DevicePlan
 from bigmodel.server.engine.budget import (
@@ -22,7 +23,7 @@ from bigmodel.server.engine.budget import (
     sequences_at_once,
     tokens_of_a_step,
 )
-from bigmodel.server.engine.kv.buffers import GROWTH
+from bigmodel.server.engine.kv.buffers import GROWTH, PROMPT_BLOCK
 
 SEQUENCES, CONTEXT, PER_TOKEN = 4, 256, 100
 KV = SEQUENCES * CONTEXT * PER_TOKEN
@@ -166,3 +167,20 @@ def test_the_tightest_device_decides() -> None:
 def test_a_budget_too_small_for_one_sequence_is_refused_with_numbers() -> None:
     with pytest.raises(ServeError, match=f"1000.*do not hold {GROWTH} tokens"):
         _ = KVBudget({"cpu": 100}, {"cpu": 1000}).tokens
+
+
+def test_positions_on_disk_count_beside_those_in_ram() -> None:
+    page = PROMPT_BLOCK * PER_TOKEN
+    budget = KVBudget({"cpu": PER_TOKEN}, {"cpu": 12 * page + 5}, (20 + KV_SPARE_PAGES) * page)
+    assert (budget.tokens, budget.in_ram) == (32 * PROMPT_BLOCK, 12 * PROMPT_BLOCK)
+    alone = KVBudget({"cpu": PER_TOKEN}, {"cpu": 12 * page})
+    assert (alone.tokens, alone.in_ram) == (12 * PROMPT_BLOCK, None)
+
+
+def test_a_step_writes_to_no_more_pages_than_ram_has() -> None:
+    options = EngineOptions(max_sequences=2, max_batch_tokens=512)
+    pages = 2 * 2 + KV_SPARE_PAGES  # two of each sequence, and those that are written ahead
+    assert tokens_of_a_step(None, options, (pages + 100) * PROMPT_BLOCK) == 512
+    assert tokens_of_a_step(None, options, (pages + 3) * PROMPT_BLOCK) == 3 * PROMPT_BLOCK
+    with pytest.raises(ServeError, match="let fewer sequences run"):
+        tokens_of_a_step(None, options, (pages + 1) * PROMPT_BLOCK)
