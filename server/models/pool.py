@@ -65,7 +65,7 @@ class ModelPool:
 
     Attributes:
         on_loaded: Called in the loading thread when a model is loaded, before its first request.
-        on_unloaded: Called when the memory of one was given back, in a thread beside the load that follows.
+        on_unloaded: Called in that thread when the memory of one was given back.
         on_failure: Called with what a load raised, in the event loop.
         started: Whether the first model was loaded, or has failed to.
     """
@@ -311,8 +311,11 @@ class ModelPool:
         if running is None:
             return
 
-        await self._in_thread(partial(served.unload, running))
-        threading.Thread(target=self.on_unloaded, name="bigmodel-unloaded", daemon=True).start()
+        def unload() -> None:
+            served.unload(running)
+            self.on_unloaded()
+
+        await self._in_thread(unload)
         logger.info("%s: unloaded", served.name)
 
     # --- tasks and threads --------------------------------------------------------------------------
