@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 from functools import cache
 from typing import Any
 
@@ -37,7 +36,6 @@ def use_huge_pages(address: int, nbytes: int) -> None:
 @cache
 def _madvise() -> Any:
     """Return madvise(2)."""
-    function = ctypes.CDLL(None).madvise if sys.platform == "linux" else lambda *_: 0
-    if sys.platform == "linux":
-        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    function: Any = ctypes.CDLL(None).madvise
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return function
