@@ -47,6 +47,7 @@ PATIENCE = 90.0  # seconds for one answer; the server closes an incomplete reque
 NO_ANSWER = 599  # counted as a failure of the server's
 LEAST_BODY = 1 << 20  # bytes that a smaller body counts as: any request takes some memory
 SETTLED_SECONDS = 5.0  # the server gives memory back a second after large requests
+LONGEST_PROMPT, STEP_OF_LENGTHS = 2000, 16  # tokens of the good prompts before the hostile ones
 ALLOWED = frozenset({503, 504})  # overloaded or loading, and a deadline of the client's own
 
 DEVICES = ("cpu",)
@@ -70,8 +71,10 @@ def run(options: argparse.Namespace) -> Report:
     worst = 2 if options.quick else None  # so many of the largest bodies; None: all
     with served(options) as server:
         expected = asyncio.run(server.ask())
-        # Good requests first: keys and values of as many sequences, and what is imported when it is first needed.
+        # Good requests first: keys and values of as many sequences, what is imported when it is first needed, and the
+        # kernels that libraries of the host compile, and keep, for each number of rows of a step.
         asyncio.run(Storm(server, options.seed, largest, "good").come(requests // 50, options.at_once))
+        asyncio.run(server.ask_long())
         begun = server.settled()
         storm = Storm(server, options.seed, largest)
         with asked_for_health(server.port) as health:
@@ -171,6 +174,14 @@ class HostileServer:
             status, answer = await exchange(self.port, post(COMPLETIONS, json.dumps(body).encode()))
             texts.append(json.loads(answer)["choices"][0]["text"] if status == 200 else f"status {status}")
         return texts
+
+    async def ask_long(self) -> None:
+        """Ask prompts of all lengths, one after the other."""
+        for length in range(STEP_OF_LENGTHS, LONGEST_PROMPT, STEP_OF_LENGTHS):
+            body = {"model": self.model, "prompt": [2] * length, "max_tokens": 2, "temperature": 0}
+            status, answer = await exchange(self.port, post(COMPLETIONS, json.dumps(body).encode()))
+            if status != 200:
+                raise BenchmarkError(f"a prompt of {length} tokens was answered {status}: {answer[:300].decode()}")
 
     def _status(self, name: str) -> int:
         text = Path(f"/proc/{self.process.pid}/status").read_text()

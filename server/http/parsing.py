@@ -27,6 +27,7 @@ from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.json_bounds import VALUES, check_bounds
 from bigmodel.server.http.respond import unless_disconnected
 from bigmodel.server.http.state import FETCHING_THREADS, PARSING_THREADS, ServerState, state_of
+from bigmodel.server.models.running import forget_frames
 
 T = TypeVar("T")
 
@@ -135,6 +136,9 @@ class JSONRoute(APIRoute):
                 request.scope[_TURN] = lambda: shares.give_back(client)
             try:
                 return await handle(_JSONRequest(request.scope, request.receive, kind))
+            except BaseException as error:
+                forget_frames(error)  # frames that refer to their error would hold the body until garbage is collected
+                raise
             finally:
                 end_turn(request)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,11 @@ def return_freed_memory() -> None:
     """Return the pages of freed blocks to the system. malloc keeps them otherwise, those between blocks in use too."""
     if hasattr(_c_library(), "malloc_trim"):
         _c_library().malloc_trim(0)
+
+
+def return_beside_the_next_load() -> None:
+    """Do so in a thread of its own: after a model was unloaded it takes longest, and the next one can begin to load."""
+    threading.Thread(target=return_freed_memory, name="bigmodel-return-memory", daemon=True).start()
 
 
 def use_few_arenas() -> None:

@@ -19,7 +19,7 @@ from uvicorn.config import LOGGING_CONFIG
 
 from bigmodel.errors import ServeError
 from bigmodel.server.http.client_limits import CONNECTIONS, HEADER_BYTES, BoundedProtocol, request_id
-from bigmodel.server.http.process_memory import return_freed_memory, use_few_arenas
+from bigmodel.server.http.process_memory import return_beside_the_next_load, return_freed_memory, use_few_arenas
 from bigmodel.server.http.state import ServerState
 from bigmodel.server.models.garbage import keep_what_is_loaded
 
@@ -96,7 +96,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     """
     state: ServerState = app.state.server
     use_few_arenas()
-    state.pool.on_loaded, state.pool.on_unloaded = keep_what_is_loaded, return_freed_memory
+    state.pool.on_loaded, state.pool.on_unloaded = keep_what_is_loaded, return_beside_the_next_load
     config = server_config(app, log_level=log_level, timeout_graceful_shutdown=5)
     logging.getLogger("uvicorn.access").addFilter(_WITHOUT_POLLING)
     _allow_files(2 * CONNECTIONS)

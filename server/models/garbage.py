@@ -34,7 +34,8 @@ def collect(made: int | None = None) -> None:
     Args:
         made: What `exemptions` returned when they were made; None: it is not known.
     """
-    if not gc.get_freeze_count() or (made is not None and made >= _Exemptions.count):
+    # Counting the exempted objects takes as long as looking at some of them: only where it has to be known.
+    if (made is not None and made >= _Exemptions.count) or not gc.get_freeze_count():
         release_cached_memory()
         return
     gc.unfreeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers.core_model_loading import Chunk, Transpose, WeightConverter
 from bigmodel.checkpoint import load_checkpoint_in_model, mapped_region
 from bigmodel.checkpoint import read as ahead
 from bigmodel.checkpoint.mapping import MappedFile
+from bigmodel.checkpoint.progress import watching
 from bigmodel.checkpoint.read import populated
 from bigmodel.devices import virtual
 from bigmodel.devices.empty import init_empty_weights
@@ -204,3 +206,22 @@ def test_a_failed_read_is_raised_and_the_threads_end(
 
 def test_nothing_is_nothing() -> None:
     assert list(populated([], lambda _: [])) == []
+
+
+def test_the_next_tensor_is_copied_while_the_pages_of_the_last_one_are_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    expected = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
+    copied, in_time = Event(), list[bool]()
+    monkeypatch.setattr(ahead, "release", lambda _: in_time.append(copied.wait(60)))
+
+    def report(done: int, total: int) -> None:
+        if done == total:
+            copied.set()
+
+    with watching(report):
+        load_checkpoint_in_model(model, tmp_path, {"": "cpu"}, dtype="bfloat16")
+    assert in_time == [True, True]
+    assert_same(model.state_dict(), expected)

@@ -12,7 +12,7 @@ START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 
 _CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
-_FUNCTION = re.compile(r"\bto=functions\.([^\s<]+)")
+_FUNCTION = re.compile(r"\bto=functions\.([^\s<]*)")
 
 
 def read(reader: TextReader, tools: Tools, analysis: Sink) -> Reading[None]:

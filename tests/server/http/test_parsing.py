@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -57,6 +59,35 @@ def test_a_large_body_that_cannot_be_parsed_says_why(url: str, content: bytes, s
     answer = post(url, content)
     assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True), answer.text
     assert len(answer.content) <= 1024
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 30_000,
+        b"[" + b"1," * 50_000 + b"1]",
+        json.dumps({**LARGE, "temperature": 9}).encode(),
+        json.dumps({**LARGE, "prompt": "1 " * 50_000}).encode(),
+    ],
+    ids=["no JSON", "too many values", "a bad value", "too many tokens"],
+)
+def test_a_refused_body_is_freed_with_its_request(url: str, content: bytes) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        assert post(url, content).status_code >= 400
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        held = [each for each in gc.garbage if isinstance(each, FrameType)]
+        assert not [each.f_code for each in held if any(_is_large(value) for value in each.f_locals.values())]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, bytes | str) and len(value) > SMALL_BYTES
 
 
 def test_values_are_bounded_by_the_context(url: str) -> None:

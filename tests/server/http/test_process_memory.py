@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 
 import psutil
 import pytest
 
-from bigmodel.server.http.process_memory import ARENAS, return_freed_memory
+from bigmodel.server.http import process_memory
+from bigmodel.server.http.process_memory import ARENAS, return_beside_the_next_load, return_freed_memory
 from tests.preloaded import run
 
 BLOCK = 100_000  # bytes: below the size from which malloc maps each block by itself
@@ -24,6 +26,20 @@ def test_memory_between_blocks_in_use_is_returned() -> None:
     return_freed_memory()
     assert process.memory_info().rss - before < used / 2
     assert len(kept) == 20
+
+
+def test_it_is_returned_beside_the_next_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, returned = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        loaded.wait(60)
+        returned.set()
+
+    monkeypatch.setattr(process_memory, "return_freed_memory", slowly)
+    return_beside_the_next_load()
+    assert not returned.is_set()
+    loaded.set()
+    assert returned.wait(60)
 
 
 THREADS_THAT_ALLOCATE = """

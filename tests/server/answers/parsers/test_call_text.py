@@ -77,6 +77,18 @@ def test_a_call_that_cannot_be_made_does_not_begin(tools: str) -> None:
         assert read(form(tools, streams=True), text) == read(form(tools), text)
 
 
+@pytest.mark.parametrize("tools", BEGUN)
+def test_a_head_that_breaks_off_or_is_malformed_is_text(tools: str) -> None:
+    head = BEGUN[tools]
+    texts = [head[:cut] for cut in range(len(head))]
+    texts += [head.replace("get_weather", wrong) + '{"city": "Paris"}' for wrong in ("", "get weather", "get_weather2")]
+    for text in texts:
+        found = read(form(tools, streams=True), text)
+        assert (found.calls, found.broken) == ([], [])
+        assert found == read(form(tools), text)
+        assert found.content.strip() == text.strip()
+
+
 def test_strict_arguments_come_whole_and_only_where_they_fit() -> None:
     how = form("hermes", streams=True, strict=frozenset(["get_weather"]))
     begin, end = BEGUN["hermes"], "}</tool_call>"
