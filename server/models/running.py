@@ -150,6 +150,8 @@ class RunningModel:
 
 def forget_frames(error: BaseException | None) -> None:
     """Let the frames that an error has passed, and those of what it came from, hold nothing any more."""
-    while error is not None:
+    seen: set[int] = set()  # a chain may be a ring: a cause whose context is the error that was raised from it
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

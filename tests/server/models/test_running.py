@@ -85,3 +85,11 @@ def test_an_error_holds_nothing_of_what_it_passed() -> None:
     forget_frames(raised.value)
     gc.collect()
     assert not any(each() is not None for each in held)
+
+
+@pytest.mark.timeout(20)
+def test_errors_that_come_from_each_other_end() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__context__ = second, first
+    forget_frames(first)
+    assert first.__cause__ is second
