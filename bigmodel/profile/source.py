@@ -51,13 +51,11 @@ def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
         PlanError: transformers does not know the architecture, or weights cannot be loaded as `dtype`.
         CheckpointError: the source has no config or no safetensors.
     """
-    from transformers.initialization import no_init_weights
-
     config = model_config(source)
     source.weight_files()  # refuses a source that cannot be loaded
     wanted = _auto_dtype(config, source) if dtype == "auto" else torch_dtype(dtype)
     model_class = _model_class(config, source.name)
-    with changing_default_dtype(), torch.device("meta"), no_init_weights():
+    with changing_default_dtype(), torch.device("meta"):
         model: nn.Module = model_class._from_config(config, dtype=wanted)
     if quantization_config(source.config_dict()) is not None:
         sample = source.sampled_headers()
