@@ -11,7 +11,6 @@ import torch
 
 from ..sizes import format_size
 from .allocator import CachingAllocator, ExactAllocator, MemoryBlock, NoRoom
-from .huge_pages import use_huge_pages
 from .postponing import postponed
 from .races import History, detector
 from .streams import current_stream, is_compute_late
@@ -159,7 +158,6 @@ class Arena:
                     return allocation
                 self._free(known)  # it ends in another thread just now
             stream = current_stream(self.index)
-            use_huge_pages(address, nbytes)
             self._is_at_work = self._is_torn = True
             try:
                 block = self._allocate(nbytes, stream.number)
