@@ -8,9 +8,10 @@ from collections.abc import Sequence as Seq
 import torch
 
 from bigmodel.checkpoint import release
-from bigmodel.dispatch.streaming.kv_file import KVDisk
+from bigmodel.dispatch.streaming.kv_file import KVDisk, aligned
 from bigmodel.limits import FILE_ALIGNMENT
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
+from bigmodel.server.engine.kv.reading import consecutive
 
 Frames = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
 """Keys and values [positions of all frames, key-value heads, dim], by layer."""
@@ -20,7 +21,7 @@ class PageFile:
     """A file without a name. Only what is written to it takes space.
 
     Args:
-        disk: Where it is made, at the first write.
+        disk: Where it is made.
         pages: Number of pages.
         layers: Indices of the layers.
         position_bytes: Most bytes that one layer's keys and values of a position take.
@@ -31,7 +32,7 @@ class PageFile:
         self._positions = pages * PROMPT_BLOCK
         self._number = {layer: number for number, layer in enumerate(sorted(layers))}
         size = self._positions * position_bytes + FILE_ALIGNMENT  # values begin at a multiple of the alignment
-        self._layer_bytes = -(-size // FILE_ALIGNMENT) * FILE_ALIGNMENT
+        self._layer_bytes = aligned(size)
         self._file = disk.sparse(self._layer_bytes * len(self._number))
 
     def write(self, pages: Iterable[tuple[int, int]], frames: Frames) -> None:
@@ -80,7 +81,7 @@ class PageFile:
 
     def forget(self, pages: Seq[int], frames: Frames) -> None:
         """Free the space of pages."""
-        for begin, end in _runs(sorted(pages)):
+        for begin, end in consecutive(torch.tensor(sorted(pages))) if pages else ():
             for layer, held in frames.items():
                 for which, each in enumerate(held):
                     first = self._place(layer, which, each, begin * PROMPT_BLOCK)
@@ -95,15 +96,5 @@ class PageFile:
         begin = self._layer_bytes * self._number[layer]
         row = like[0].nbytes
         if which:  # keys and values may be of different sizes: these end where the layer does
-            begin += self._layer_bytes - -(-self._positions * row // FILE_ALIGNMENT) * FILE_ALIGNMENT
+            begin += self._layer_bytes - aligned(self._positions * row)
         return begin + position * row
-
-
-def _runs(numbers: Seq[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = found[-1][0], number + 1
-        else:
-            found.append((number, number + 1))
-    return found
