@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..checkpoint import Checkpoint
 from ..checkpoint.checkpoint import Shard
-from ..devices import DISK, DeviceLike
+from ..devices import DeviceLike
 from ..devices.default_dtype import changing_default_dtype
 from ..devices.empty import init_empty_weights
 from ..errors import BudgetError
@@ -64,11 +64,6 @@ def plan_head(source: MtpSource, budgets: Mapping[Key, int], dtype: str = "auto"
             return replace(made, devices=whole)
     assert refused is not None
     raise refused
-
-
-def bytes_beside(head: Plan) -> dict[Key, int]:
-    """Return the bytes that a head takes of each device, but for disks."""
-    return {key: device.total for key, device in head.devices.items() if key != DISK and device.total}
 
 
 def load_head(source: MtpSource, made: Plan, dtype: str = "auto") -> PreTrainedModel:

@@ -15,39 +15,22 @@ import psutil
 from ...devices import HOST, free_memory_bytes
 from ...limits import RESIDENT_SHARE
 
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-_brief = ctypes.PyDLL(None) if sys.platform == "linux" else None
-"""The same functions, called without giving up the interpreter's lock: for one page they take a microsecond, getting
-the lock back from other threads takes many."""
-for _library in (_libc, _brief):
-    if _library is not None:
-        _library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+_libc = ctypes.PyDLL(None) if sys.platform == "linux" else None
+"""C's functions, called without giving up the interpreter's lock: for one page they take a microsecond, getting the
+lock back from other threads takes many."""
+if _libc is not None:
+    _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 SAMPLES = 16
 """Pages that stand for all of a chunk."""
 
 
-def is_cached(address: int, nbytes: int) -> bool:
-    """Whether all pages of a mapping, from the one at `address` on, are in memory.
-
-    Where the kernel does not tell (not Linux; a file without write permission) the answer is True: the bytes are then
-    read through the cache, which is correct in either case.
-    """
-    if _libc is None:
-        return True
-    start = address - address % mmap.PAGESIZE
-    pages = -(-(address + nbytes - start) // mmap.PAGESIZE)
-    found = (ctypes.c_ubyte * pages)()
-    if _libc.mincore(start, pages * mmap.PAGESIZE, found):
-        return True
-    # Only the lowest bit of each byte is defined.
-    return all(byte & 1 for byte in set(bytes(found)))
-
-
 def seems_cached(address: int, nbytes: int) -> bool:
     """Whether pages spread over a mapping, from the one at `address` to the last, are in memory: `SAMPLES` or all.
 
-    Looking at each page takes half as long as copying it out of the page cache.
+    Looking at each page takes half as long as copying it out of the page cache. Where the kernel does not tell (not
+    Linux; a file without write permission) the answer is True: the bytes are then read through the cache, which is
+    correct in either case.
     """
     pages = -(-(address % mmap.PAGESIZE + nbytes) // mmap.PAGESIZE)
     count = min(pages, SAMPLES)
@@ -58,7 +41,7 @@ def seems_cached(address: int, nbytes: int) -> bool:
 def is_page_cached(address: int) -> bool:
     """Whether the mapped page at `address` is in memory. Takes about a microsecond."""
     found = ctypes.c_ubyte()
-    if _brief is None or _brief.mincore(address - address % mmap.PAGESIZE, mmap.PAGESIZE, ctypes.byref(found)):
+    if _libc is None or _libc.mincore(address - address % mmap.PAGESIZE, mmap.PAGESIZE, ctypes.byref(found)):
         return True
     return bool(found.value & 1)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bigmodel.checkpoint import Checkpoint, is_untouched, mapped_region, save_model
-from bigmodel.dispatch.transfer.page_cache import is_cached, resident_bytes
+from bigmodel.dispatch.transfer.page_cache import resident_bytes, seems_cached
 from bigmodel.dispatch.weights.block import HostTensor
 from bigmodel.dispatch.weights.quantized_block import QuantizedBlock, carry_on_disk, packings_of
 from tests.marks import needs
@@ -89,7 +89,7 @@ def test_quantising_leaves_no_page_of_the_checkpoint_in_memory(tmp_path: Path) -
     block = block_of(weight, kind="int4")
     block.carry_in_memory(pin=False)
     assert resident_bytes() - before < weight.nbytes  # the quantised one takes an eighth of that
-    assert is_cached(weight.data_ptr(), 4096)
+    assert seems_cached(weight.data_ptr(), 4096)
     assert is_untouched(weight)
     assert mapped_region(block.carrier.tensors[0].value) is None
 
