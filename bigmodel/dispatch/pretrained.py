@@ -187,7 +187,8 @@ def build_on_meta(
         weights: The checkpoint, where it is not found in `folder`.
 
     Raises:
-        CheckpointFormatError: transformers does not know the architecture, or the weights are quantised.
+        CheckpointFormatError: transformers does not know the architecture, a config is damaged, or the weights are
+            quantised in an unknown format.
         PlanError: `dtype` is none that a model computes in.
     """
     config = _config(folder, trust_remote_code)
@@ -198,9 +199,16 @@ def build_on_meta(
     model.tie_weights()
     hold_as_stored(model, folder)
     if model.can_generate() and (folder / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
+        model.generation_config = _generation_config(folder)
     model.config.name_or_path = str(folder)
     return model
+
+
+def _generation_config(folder: Path) -> GenerationConfig:
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except (ValueError, TypeError, OSError) as error:
+        raise CheckpointFormatError(f"{folder}/generation_config.json: {error}") from error
 
 
 def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:

@@ -153,8 +153,8 @@ def plan(
         host_kernels: "packed": the host computes with quantised weights that RAM holds as they are packed, where it has
             kernels for them (int4, int8); outputs are then those kernels'. "exact", or None: it restores them bit for
             bit. A profile has its own.
-        slots: maximum number of streamed parts on an accelerator at once. With "stream" it is less where that many leave
-            all accelerators idle.
+        slots: maximum number of streamed parts on an accelerator at once. With `offload="stream"` there are fewer where
+            so many would leave all accelerators idle.
         expert_cache: bytes of each device (a number, or text such as "4GiB") for experts that are fetched one by one;
             None: as many as streaming whole layers of them would take, or fewer where nothing else lets an accelerator
             be used.

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
     """
     config = model_config(source)
     source.weight_files()  # refuses a source that cannot be loaded
-    wanted = model_dtype(dtype, config, lambda: (entry for file in source.headers().values() for entry in file.values()))
+    wanted = model_dtype(dtype, config, partial(_entries, source))
     model_class = _model_class(config, source.name)
     with changing_default_dtype(), torch.device("meta"):
         model: nn.Module = model_class._from_config(config, dtype=wanted)
@@ -114,6 +115,10 @@ def _with_floats(value: Any) -> Any:
             return float(value["__float__"])
         return {key: _with_floats(member) for key, member in value.items()}
     return [_with_floats(member) for member in value] if isinstance(value, list) else value
+
+
+def _entries(source: ModelSource) -> Iterator[TensorEntry]:
+    return (entry for header in source.headers().values() for entry in header.values())
 
 
 def model_dtype(dtype: DtypeLike, config: Any, entries: Callable[[], Iterable[TensorEntry]]) -> torch.dtype:

@@ -69,6 +69,12 @@ def test_a_config_without_a_dtype_gives_the_model_that_of_the_checkpoint(tmp_pat
     assert {parameter.dtype for parameter in found.parameters()} == {torch.bfloat16}
 
 
+def test_a_damaged_generation_config_is_named(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="generation_config"):
+        from_pretrained(folder)
+
+
 def test_a_dtype_of_eight_bits_is_refused(folder: Path) -> None:
     with pytest.raises(PlanError, match="does not compute in float8_e4m3fn"):
         from_pretrained(folder, dtype="float8_e4m3fn")
