@@ -308,7 +308,7 @@ def test_meta_is_no_place_for_weights() -> None:
 
 
 def test_what_is_no_module_is_refused_with_its_type() -> None:
-    with pytest.raises(PlanError, match="model is .stack."):
+    with pytest.raises(PlanError, match=r"model is .stack."):
         dispatch_model("stack")  # type: ignore[arg-type]
 
 
