@@ -6,14 +6,16 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import torch
 
-from ..errors import CheckpointError
+from ..devices import format_size
+from ..errors import CheckpointError, DispatchError
 from ..limits import FILE_ALIGNMENT, HOST_ALIGNMENT
 from ..sources.headers import DTYPES
 from .mapping import MappedFile, mapped_region
@@ -71,11 +73,12 @@ def write_safetensors(
 
     Raises:
         CheckpointError: a tensor has a dtype that the format does not support, or no value (is on meta).
+        OSError: the file cannot be written; it names the file.
     """
     # Widest items first, as the format's own writer does, so that every tensor is aligned to its item size.
     ordered = sorted(tensors, key=lambda tensor: (-tensor.dtype.itemsize, tensor.name))
     header, offsets = _header(ordered, metadata, alignment)
-    with path.open("xb") as file:
+    with _naming(path), path.open("xb") as file:
         file.write(header)
         for tensor in ordered:
             file.write(bytes(offsets[tensor.name] - file.tell()))
@@ -85,6 +88,17 @@ def write_safetensors(
         file.flush()
         os.fsync(file.fileno())
     return offsets
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Have errors of the system name the file: those of writing, such as a full disk, name none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _header(tensors: list[Outgoing], metadata: dict[str, str] | None, alignment: int) -> tuple[bytes, dict[str, int]]:
@@ -157,10 +171,26 @@ def offload(
         folder: folder on the file system to use; created if it does not exist.
         tensors: tensors to write; read one at a time.
         advance: called with the bytes written, tensor by tensor.
+
+    Raises:
+        DispatchError: they cannot be written there. Nothing is left in the folder.
     """
+    outgoing = list(tensors)
+    try:
+        return _offload(folder, outgoing, advance)
+    except OSError as error:
+        size = format_size(sum(tensor.nbytes for tensor in outgoing))
+        raise DispatchError(
+            f"{folder}: {size} of offloaded weights cannot be written there ({error.strerror or error}); name a folder "
+            "on a disk with as much free space"
+        ) from error
+
+
+def _offload(
+    folder: Path, outgoing: Sequence[Outgoing], advance: Callable[[int], None] | None
+) -> dict[str, torch.Tensor]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"offload-{uuid.uuid4().hex}.safetensors"
-    outgoing = list(tensors)
     try:
         offsets = write_safetensors(path, outgoing, advance=advance, alignment=HOST_ALIGNMENT)
         file = MappedFile(path)

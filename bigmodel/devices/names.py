@@ -124,7 +124,7 @@ def check_present(device: DeviceLike) -> None:
 def _is_present(name: str) -> bool:
     kind, _, index = name.partition(":")
     if not is_accelerator(name):
-        return True
+        return name in (HOST, DISK)
     if kind == "mps":
         return torch.backends.mps.is_available()
     try:

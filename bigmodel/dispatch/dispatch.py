@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ..arguments import check_model
 from ..devices import HOST, DeviceLike, torch_device
 from ..errors import DispatchError
 from ..plan import Plan
@@ -122,9 +123,10 @@ def dispatch_model(
         BudgetError: The model does not fit `max_memory`.
         PlanError: `offload` or `offload_dtype` has an invalid value, or an argument contradicts the plan.
         DispatchError: A parameter has no value or no shape, holds a gradient and is to be moved, or must be
-            written to disk and `offload_dir` is None; torchao is missing; the model is dispatched already and a forward
-            of it is running.
+            written to disk and cannot, or `offload_dir` is None; torchao is missing; the model is dispatched already
+            and a forward of it is running.
     """
+    check_model(model)
     _refuse_lazy(model)
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
     arguments = PlanArguments.read(
@@ -217,7 +219,7 @@ def _attach(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
     model.__dict__["__deepcopy__"] = CopyDispatched(model, _dispatch_copy)
     if result.attachments:
         result.guard(model)
-    if resolved.plan.guarded:
+    if resolved.plan.guarded and result.attachments:  # without, nothing can be placed anew
         ActivationGuard(model, result, _follow_plan).attach()
     result.observe(model)
 

@@ -18,8 +18,7 @@ from ..errors import BudgetError
 from ..plan import Plan, plan
 from ..plan.result.budgets import Key, is_accelerator
 from ..profile.model.mtp import as_head
-from ..profile.model.tensors import torch_dtype
-from ..profile.source import meta_model, model_config
+from ..profile.source import meta_model, model_config, model_dtype
 from ..quantized.recognise import quantization_config
 from ..quantized.replace import use_stored_weights
 from ..sources.headers import TensorEntry
@@ -79,8 +78,8 @@ def load_head(source: MtpSource, made: Plan, dtype: str = "auto") -> PreTrainedM
     """
     checkpoint = renamed(Checkpoint.open(source.fetch_weights()), source.names)
     config = model_config(source)
-    wanted = config.dtype if dtype == "auto" else torch_dtype(dtype)
-    head = as_head(_skeleton(source, config, wanted or torch.float32))
+    wanted = model_dtype(dtype, config, lambda: map(checkpoint.entry, checkpoint))
+    head = as_head(_skeleton(source, config, wanted))
     if quantization_config(source.config_dict()) is not None:
         entries = {name: checkpoint.entry(name) for name in checkpoint}
         read = checkpoint.__getitem__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from ..errors import CheckpointFormatError
 from ..plan import Plan
 from ..profile.model.stage import cut_stage
 from ..profile.model.tensors import torch_dtype
-from ..profile.source import model_config
+from ..profile.source import model_config, model_dtype
 from ..profile.trace.dry_run import SampleInputs
 from ..sources.gguf.model import SUFFIX as GGUF_SUFFIX
+from ..sources.headers import TensorEntry
 from ..sources.local import refuse_pipeline
 from ..sources.resolve import open_source
 from .attach.dispatched import dispatched
@@ -112,7 +113,7 @@ def from_pretrained(
     checkpoint = source.fetch_weights()
     folder = _folder_of(checkpoint)
     planned = dtype_of(device_map) if isinstance(device_map, Plan) else None
-    model = build_on_meta(folder, planned or dtype, trust_remote_code)
+    model = build_on_meta(folder, planned or dtype, trust_remote_code, checkpoint)
     if layers is not None:
         cut_stage(model, *layers)
     initialised = _initialise_unsaved(model, folder)
@@ -171,28 +172,47 @@ def get_plan(model: nn.Module) -> Plan | None:
     return None if found is None else found.plan
 
 
-def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False) -> PreTrainedModel:
+def build_on_meta(
+    folder: Path,
+    dtype: str | torch.dtype = "auto",
+    trust_remote_code: bool = False,
+    weights: Path | None = None,
+) -> PreTrainedModel:
     """Return the model that the config in `folder` describes, its parameters on meta, its buffers real.
 
     Args:
         folder: Folder of ``config.json``, or a GGUF file.
-        dtype: ``"auto"`` for the config's dtype.
+        dtype: ``"auto"`` for the config's dtype, else that of most bytes of the weights.
         trust_remote_code: Run code from `folder`.
+        weights: The checkpoint, where it is not found in `folder`.
 
     Raises:
-        CheckpointFormatError: transformers does not know the architecture, or the weights are quantised.
+        CheckpointFormatError: transformers does not know the architecture, a config is damaged, or the weights are
+            quantised in an unknown format.
+        PlanError: `dtype` is none that a model computes in.
     """
     config = _config(folder, trust_remote_code)
-    wanted = config.dtype if dtype == "auto" else torch_dtype(dtype)
+    wanted = model_dtype(dtype, config, lambda: _entries(Checkpoint.open(weights or folder)))
     builder = _class_of(config, trust_remote_code)
     with changing_default_dtype(), init_empty_weights():
-        model: PreTrainedModel = builder(config, dtype=wanted or torch.float32)
+        model: PreTrainedModel = builder(config, dtype=wanted)
     model.tie_weights()
     hold_as_stored(model, folder)
     if model.can_generate() and (folder / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
+        model.generation_config = _generation_config(folder)
     model.config.name_or_path = str(folder)
     return model
+
+
+def _generation_config(folder: Path) -> GenerationConfig:
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except (ValueError, TypeError, OSError) as error:
+        raise CheckpointFormatError(f"{folder}/generation_config.json: {error}") from error
+
+
+def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
+    return map(checkpoint.entry, checkpoint)
 
 
 def _folder_of(checkpoint: Path) -> Path:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from torch import nn
@@ -50,6 +50,7 @@ from .result.plan import Plan
 from .result.stages import stage_runs
 from .search.batch import best_batch
 from .search.chunks import with_chunks
+from .search.fewer_slots import with_slots
 from .search.filling import greedy_assignment, least_resident
 from .search.items import Capacity
 from .search.searcher import OFFLOADS, Searcher, capacity_around
@@ -63,6 +64,9 @@ OBJECTIVES = ("latency", "throughput", "fit")
 
 HALVINGS = 10
 """How often the default size of a cache of experts is halved until an accelerator has room for it."""
+
+PROFILES = 8
+"""Profiles that one call keeps at most: it may plan the same shapes with several numbers of slots."""
 
 ANOTHER_MACHINE = (
     "this machine lacks an accelerator of the budgets, so no time is predicted; the search used nominal speeds"
@@ -149,7 +153,8 @@ def plan(
         host_kernels: "packed": the host computes with quantised weights that RAM holds as they are packed, where it has
             kernels for them (int4, int8); outputs are then those kernels'. "exact", or None: it restores them bit for
             bit. A profile has its own.
-        slots: maximum number of streamed parts on an accelerator at once.
+        slots: maximum number of streamed parts on an accelerator at once. With `offload="stream"` there are fewer where
+            so many would leave all accelerators idle.
         expert_cache: bytes of each device (a number, or text such as "4GiB") for experts that are fetched one by one;
             None: as many as streaming whole layers of them would take, or fewer where nothing else lets an accelerator
             be used.
@@ -232,6 +237,7 @@ def plan(
     if micro_batch_size is not None and (isinstance(model, Profile) or sample_inputs is not None or draft is not None):
         raise PlanError("micro_batch_size needs the model itself: a profile, sample_inputs and a draft fix the rows")
 
+    @lru_cache(maxsize=PROFILES)
     def profiled(batch_size: int, **shape: Any) -> Profile:
         return _profile(
             model,
@@ -248,7 +254,7 @@ def plan(
             **shape,
         )
 
-    def plan_in_chunks(batch_size: int, chunk: int | None) -> Plan:
+    def plan_in_chunks(request: _Request, batch_size: int, chunk: int | None) -> Plan:
         profile = profiled(batch_size, prefill_chunk_size=chunk)
         if micro_batch_size is not None:
             return request.in_micro_batches(profile, micro_batch_size, partial(profiled, all_logits=True))
@@ -261,11 +267,16 @@ def plan(
         assert both is not None
         return both
 
+    there = any(is_accelerator(key) and size for key, size in left.items())
+
+    def plan_through(batch_size: int, slots: int) -> Plan:
+        plan_of = partial(plan_in_chunks, replace(request, slots=slots), batch_size)
+        return with_chunks(plan_of, there) if isinstance(prefill_chunk_size, str) else plan_of(prefill_chunk_size)
+
     def plan_at(batch_size: int) -> Plan:
-        if not isinstance(prefill_chunk_size, str):
-            return plan_in_chunks(batch_size, prefill_chunk_size)
-        there = any(is_accelerator(key) and size for key, size in left.items())
-        return with_chunks(partial(plan_in_chunks, batch_size), there)
+        if there and offload == "stream":
+            return with_slots(partial(plan_through, batch_size), slots)
+        return plan_through(batch_size, slots)
 
     if batch_size is None and objective == "throughput" and sample_inputs is None and not isinstance(model, Profile):
         return best_batch(plan_at)

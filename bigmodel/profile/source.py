@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from ..devices.default_dtype import changing_default_dtype
 from ..errors import PlanError
 from ..quantized.recognise import quantization_config
 from ..quantized.replace import use_stored_weights
+from ..sources.headers import TensorEntry
 from ..sources.local import ModelSource
 from ..sources.resolve import open_source
 from .model.tensors import DtypeLike, dtype_name, normalize_dtype, torch_dtype
@@ -53,7 +56,7 @@ def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
     """
     config = model_config(source)
     source.weight_files()  # refuses a source that cannot be loaded
-    wanted = _auto_dtype(config, source) if dtype == "auto" else torch_dtype(dtype)
+    wanted = model_dtype(dtype, config, partial(_entries, source))
     model_class = _model_class(config, source.name)
     with changing_default_dtype(), torch.device("meta"):
         model: nn.Module = model_class._from_config(config, dtype=wanted)
@@ -114,19 +117,36 @@ def _with_floats(value: Any) -> Any:
     return [_with_floats(member) for member in value] if isinstance(value, list) else value
 
 
-def _auto_dtype(config: Any, source: ModelSource) -> torch.dtype:
-    """Return the config's dtype, else the floating point dtype of most bytes of the checkpoint.
+def _entries(source: ModelSource) -> Iterator[TensorEntry]:
+    return (entry for header in source.headers().values() for entry in header.values())
 
-    Headers are read only in the second case: a model on the Hub may have hundreds of files.
+
+def model_dtype(dtype: DtypeLike, config: Any, entries: Callable[[], Iterable[TensorEntry]]) -> torch.dtype:
+    """Return the dtype that a model is built in.
+
+    Args:
+        dtype: the one asked for; "auto": the config's, else the floating point dtype of most bytes of the checkpoint.
+        config: the model's config, of transformers.
+        entries: returns what the checkpoint's headers say of its tensors. It is called where the config names no dtype:
+            a model on the Hub may have hundreds of files.
+
+    Raises:
+        PlanError: it is no floating point dtype, or one of 8 bits: quantised weights are restored to another.
     """
+    found = _auto_dtype(config, entries) if dtype == "auto" else torch_dtype(dtype)
+    if found.itemsize == 1:
+        raise PlanError(f"a model does not compute in {dtype_name(found)}; give a wider dtype, such as 'bfloat16'")
+    return found
+
+
+def _auto_dtype(config: Any, entries: Callable[[], Iterable[TensorEntry]]) -> torch.dtype:
     declared = getattr(config, "dtype", None) or getattr(text_config(config), "dtype", None)
     if isinstance(declared, str):
         declared = normalize_dtype(declared)
     if isinstance(declared, torch.dtype):
         return declared
     nbytes: Counter[torch.dtype] = Counter()
-    for header in source.headers().values():
-        for entry in header.values():
-            if entry.dtype.is_floating_point:
-                nbytes[entry.dtype] += entry.nbytes
+    for entry in entries():
+        if entry.dtype.is_floating_point and entry.dtype.itemsize > 1:
+            nbytes[entry.dtype] += entry.nbytes
     return nbytes.most_common(1)[0][0] if nbytes else torch.float32

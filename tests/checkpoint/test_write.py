@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import load_file
 
 from bigmodel.checkpoint import mapped_region
 from bigmodel.checkpoint.write import Outgoing, offload, write_safetensors
-from bigmodel.errors import CheckpointError
+from bigmodel.errors import CheckpointError, DispatchError
 from bigmodel.limits import FILE_ALIGNMENT
 from bigmodel.sources.headers import read_header
 from tests.checkpoint.helpers import DTYPES, assert_same, maps_of, random_tensor, state_dicts
@@ -107,6 +108,21 @@ def test_offloaded_tensors_are_mapped_and_their_file_has_no_name(tmp_path: Path)
     assert maps_of(folder) == 1
     del view, views
     assert maps_of(folder) == 0
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_or_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        write_safetensors(tmp_path / "t.safetensors", [Outgoing.of("w", torch.ones(3))])
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "t.safetensors"))
+    with pytest.raises(DispatchError, match=r"offloaded: 12 B of offloaded weights .*No space left on device"):
+        offload(tmp_path / "offloaded", [Outgoing.of("w", torch.ones(3))])
+    assert not list((tmp_path / "offloaded").iterdir())
 
 
 def test_two_models_in_one_folder_never_meet(tmp_path: Path) -> None:

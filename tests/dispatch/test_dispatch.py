@@ -19,7 +19,7 @@ from torch import nn
 from bigmodel.devices import accelerators, max_memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model, undispatch
 from bigmodel.dispatch.dispatch import lasting_tensors
-from bigmodel.errors import BudgetError, DeviceMapError, DispatchError
+from bigmodel.errors import BudgetError, DeviceError, DeviceMapError, DispatchError, PlanError
 
 from ..accelerators import at, exact, held, two
 from .models import Stack, ids, llama, resident_output, stack
@@ -298,6 +298,24 @@ def test_a_bias_on_the_host_beside_a_weight_on_the_device_is_streamed() -> None:
     model = dispatch_model(stack(), {"": 0, "norm.bias": "cpu", "blocks.1.up.bias": "cpu"})
     assert torch.equal(model(ids()).detach(), resident_output(stack(), ids()))
     assert model.norm.bias.device.type == "cpu"
+
+
+def test_meta_is_no_place_for_weights() -> None:
+    model = stack()
+    with pytest.raises(DeviceError, match="'meta' is not present"):
+        dispatch_model(model, {"": "meta"})
+    assert torch.equal(model(ids()), stack()(ids()))
+
+
+def test_what_is_no_module_is_refused_with_its_type() -> None:
+    with pytest.raises(PlanError, match=r"model is .stack."):
+        dispatch_model("stack")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device_map", ["auto", "balanced", "cpu", 0])
+def test_a_model_without_weights_stays_as_it_is(device_map: Any) -> None:
+    model = dispatch_model(nn.Sequential(nn.Identity(), nn.ReLU()), device_map)
+    assert torch.equal(model(torch.tensor([-1.0, 1.0])), torch.tensor([0.0, 1.0]))
 
 
 def test_weights_without_values_are_refused_by_name() -> None:

@@ -56,6 +56,31 @@ def test_on_the_host_the_model_is_the_one_transformers_loads(folder: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_config_without_a_dtype_gives_the_model_that_of_the_checkpoint(tmp_path: Path, safe: bool) -> None:
+    model = llama().to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    if not safe:
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": None}))
+    found = from_pretrained(tmp_path, max_memory={"cpu": "1GiB"}, context_length=16)
+    assert {parameter.dtype for parameter in found.parameters()} == {torch.bfloat16}
+
+
+def test_a_damaged_generation_config_is_named(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="generation_config"):
+        from_pretrained(folder)
+
+
+def test_a_dtype_of_eight_bits_is_refused(folder: Path) -> None:
+    with pytest.raises(PlanError, match="does not compute in float8_e4m3fn"):
+        from_pretrained(folder, dtype="float8_e4m3fn")
+
+
+@pytest.mark.slow
 def test_weights_that_do_not_fit_stay_in_the_checkpoint(folder: Path) -> None:
     weights = sum(p.nbytes for p in llama().parameters())
     model = from_pretrained(folder, max_memory={"cpu": weights}, context_length=16)

@@ -371,6 +371,26 @@ def test_balanced_fills_evenly_and_low_zero_spares_the_first_device() -> None:
     assert ordered.devices[1].weights == 0
 
 
+@pytest.mark.parametrize("strategy", ["balanced", "balanced_low_0"])
+def test_balanced_leaves_nothing_to_the_host_where_much_of_the_model_must_be_on_one_accelerator(strategy: str) -> None:
+    class Mixed(nn.Module):
+        """Multiplies by parameters of its own, half of its bytes, before and behind its blocks."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.ParameterList(torch.ones(32, 32) for _ in range(4))
+            self.blocks = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+            self.last = nn.ParameterDict({"scale": torch.ones(32)})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for weight in self.first:
+                x = x @ weight
+            return self.blocks(x) * self.last["scale"]
+
+    found = make_plan(Mixed(), {0: "1MB", 1: "1MB", "cpu": "1GB"}, strategy, sample_inputs=(torch.ones(4, 32),))
+    assert set(found.device_map.values()) == {0, 1}
+
+
 @pytest.mark.parametrize("strategy", ["auto", "sequential"])
 def test_another_accelerator_runs_blocks_that_are_too_large_for_the_first(strategy: str) -> None:
     model = on_meta(Stack, width=64, depth=4)

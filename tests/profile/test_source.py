@@ -66,6 +66,14 @@ def test_a_folder_without_safetensors_is_refused(folder: Path) -> None:
         profile_source(folder)
 
 
+def test_a_dtype_of_eight_bits_is_refused_whoever_names_it(folder: Path) -> None:
+    with pytest.raises(PlanError, match="does not compute in float8_e5m2; give a wider dtype"):
+        profile_source(folder, dtype="float8_e5m2")
+    rewrite(folder, dtype="float8_e4m3fn")
+    with pytest.raises(PlanError, match="does not compute in float8_e4m3fn"):
+        profile_source(folder)
+
+
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
 def test_a_dtype_that_a_model_cannot_be_loaded_as_is_refused(dtype: str, folder: Path) -> None:
     with pytest.raises(PlanError, match=f"the dtype {dtype}; give one of floating point"):

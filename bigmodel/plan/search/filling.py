@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -180,12 +180,17 @@ def fill_around(
         filling.add(index, (HOST, execution))
     stay = list(order)
     main = capacity.main
-    keys = capacity.accelerators
-    first = {index for index in stay if items[index].pinned or (items[index].lends and len(keys) > 1)}
-    left = [index for index in stay if index in first and not filling.try_add(index, (main, main))]
-    free = (index for index in stay if index not in first)
+    devices = len(capacity.accelerators)
+    first = [index for index in stay if _needs_main(items[index], devices)]
+    left = [index for index in first if not filling.try_add(index, (main, main))]
+    free = (index for index in stay if not _needs_main(items[index], devices))
     resident = _Resident(filling)
-    return filling, left + fill_in_order(free, len(keys), resident.try_add, lambda index: id(items[index]))
+    return filling, left + fill_in_order(free, devices, resident.try_add, lambda index: id(items[index]))
+
+
+def _needs_main(item: Item, devices: int) -> bool:
+    """Whether a group that is resident on one of several accelerators must be on the main device."""
+    return item.pinned or (item.lends and devices > 1)
 
 
 class _Resident:
@@ -343,26 +348,39 @@ def _place_with_slots(items: Sequence[Item], capacity: Capacity, slot_bytes: int
         away.update({index: capacity.main if streamable[index] else HOST for index in left})
 
 
-def balanced_caps(costs: Sequence[int], capacities: Sequence[int], low_zero: bool = False) -> list[int]:
+def balanced_caps(
+    costs: Sequence[int],
+    capacities: Sequence[int],
+    low_zero: bool = False,
+    fixed: Collection[int] = (),
+    main: int = 0,
+) -> list[int]:
     """Return caps, none above its capacity, under which filling in order is most even.
 
     Args:
         costs: bytes of each item, in execution order.
         capacities: bytes of each device, in the order they are filled.
         low_zero: the first device takes only what does not fit the others.
+        fixed: positions of the items that must be on the main device. They are placed first.
+        main: position of that device.
 
     Returns:
         The capacities themselves when the items do not all fit.
     """
-    if not _all_fit(costs, capacities):
+    free = [cost for index, cost in enumerate(costs) if index not in fixed]
+    held = sum(costs) - sum(free)
+
+    def fit(caps: Sequence[int]) -> bool:
+        left = [cap - held if at == main else cap for at, cap in enumerate(caps)]
+        return left[main] >= 0 and _all_fit(free, left)
+
+    if not fit(capacities):
         return list(capacities)
     if low_zero and len(capacities) > 1:
-        first = _smallest(capacities[0], lambda cap: _all_fit(costs, [cap, *capacities[1:]]))
-        rest = _smallest(
-            max(capacities[1:]), lambda cap: _all_fit(costs, [first, *(min(cap, c) for c in capacities[1:])])
-        )
+        first = _smallest(capacities[0], lambda cap: fit([cap, *capacities[1:]]))
+        rest = _smallest(max(capacities[1:]), lambda cap: fit([first, *(min(cap, c) for c in capacities[1:])]))
         return [first, *(min(rest, capacity) for capacity in capacities[1:])]
-    cap = _smallest(max(capacities), lambda cap: _all_fit(costs, [min(cap, c) for c in capacities]))
+    cap = _smallest(max(capacities), lambda cap: fit([min(cap, c) for c in capacities]))
     return [min(cap, capacity) for capacity in capacities]
 
 
@@ -537,7 +555,9 @@ def _capped(items: Sequence[Item], capacity: Capacity, strategy: str) -> dict[Ke
     if strategy not in ("balanced", "balanced_low_0") or len(keys) < 2:
         return budgets
     capacities = [max(budgets[key] - capacity.activations, 0) for key in keys]
-    caps = balanced_caps([item.nbytes for item in items], capacities, strategy == "balanced_low_0")
+    fixed = [index for index, item in enumerate(items) if _needs_main(item, len(keys))] if capacity.main in keys else []
+    main = keys.index(capacity.main) if fixed else 0
+    caps = balanced_caps([item.nbytes for item in items], capacities, strategy == "balanced_low_0", fixed, main)
     if caps != capacities:
         budgets.update({key: cap + capacity.activations for key, cap in zip(keys, caps, strict=True)})
     return budgets

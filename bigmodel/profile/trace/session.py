@@ -247,9 +247,11 @@ class Session:
         return torch.zeros(count, dtype=torch.long, device=self.device)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of samples: that of the model's first floating point parameter."""
-        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of samples: that of the model's first floating point parameter, but for those of 8 bits, which are
+        cast before anything is computed with them. None: there is none, and samples keep their own."""
+        floats = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return next((dtype for dtype in floats if dtype.itemsize > 1), None)
 
     def fake(self, value: Any, dtype: torch.dtype | None = None) -> Any:
         """Return `value` with every tensor in it replaced by a fake one of its shape and dtype.

@@ -33,6 +33,14 @@ def test_weights_written_to_disk_lie_as_torch_aligns_them_in_memory(tmp_path: Pa
     assert all(mapped_region(each) is not None and each.data_ptr() % 64 == 0 for each in model.parameters())
 
 
+def test_a_folder_that_cannot_hold_the_weights_is_named_and_the_model_stays(tmp_path: Path) -> None:
+    model = stack()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DispatchError, match=r"file: .* of offloaded weights cannot be written there \(File exists\)"):
+        dispatch_model(model, {"": "disk"}, offload_dir=tmp_path / "file")
+    assert torch.equal(model(ids()), stack()(ids()))
+
+
 def test_weights_on_meta_come_from_the_folder_or_the_index(tmp_path: Path) -> None:
     full = nn.Linear(3, 2)
     save_file({"weight": full.weight.detach(), "other": full.bias.detach()}, tmp_path / "w.safetensors")

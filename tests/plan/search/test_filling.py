@@ -259,6 +259,12 @@ def test_items_that_fit_the_capacities_fit_the_caps(costs: list[int], capacities
     assert fill(costs, caps)[1] == fill(costs, capacities)[1]
 
 
+def test_caps_leave_the_main_device_what_must_be_there() -> None:
+    assert balanced_caps([40, 10, 10, 10, 10], [1000, 1000], fixed=[0, 4]) == [50, 50]
+    assert balanced_caps([10, 10, 10, 10, 40], [1000, 1000], fixed=[4], main=1) == [40, 40]
+    assert balanced_caps([40, 10, 40], [1000, 1000], low_zero=True, fixed=[0, 2]) == [80, 10]
+
+
 def test_a_group_whose_weights_others_read_is_on_no_accelerator_but_the_main_one() -> None:
     lending = replace(group(4), lends=True)
     options = options_of(lending, Capacity({0: 9, 1: 9, "cpu": 9}, main_device=1))

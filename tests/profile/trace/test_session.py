@@ -56,6 +56,13 @@ def test_inputs_are_fake_and_have_the_planned_batch_size(session: Session) -> No
         assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
 
 
+def test_samples_are_not_cast_to_eight_bits(session: Session) -> None:
+    session.model.weight = nn.Parameter(torch.empty(3, dtype=torch.float8_e4m3fn), requires_grad=False)
+    assert session.fake(torch.empty(2, device="meta"), session.dtype).dtype == torch.float32
+    session.model.scale = nn.Parameter(torch.empty((), dtype=torch.bfloat16))
+    assert session.fake(torch.empty(2, device="meta"), session.dtype).dtype == torch.bfloat16
+
+
 def test_a_fake_example_has_the_structure_of_the_original(session: Session) -> None:
     fake = session.fake({"a": [torch.ones(2, 3, dtype=torch.int8), "text"], "b": 1.5})
     assert (fake["a"][1], fake["b"]) == ("text", 1.5)
