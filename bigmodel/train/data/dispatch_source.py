@@ -29,7 +29,7 @@ class BatchPart(NamedTuple):
 
 
 def one_each(
-    group: list[Any], first: list[Any], processes: int, even: bool, drop_last: bool, size: int | None = None
+    group: list[Any], first: list[Any], processes: int, even: bool, size: int | None = None
 ) -> list[BatchPart]:
     """Assign each process one batch of a round.
 
@@ -38,18 +38,15 @@ def one_each(
         first: the batches of the first round, with which an incomplete round is filled.
         processes: number of processes.
         even: whether all processes must get equally many rows.
-        drop_last: return no parts for an incomplete round.
         size: rows of a full batch; None: those of the first batch.
 
     Raises:
-        TrainError: the round is incomplete and neither filled nor dropped.
+        TrainError: the round is incomplete and not filled.
     """
     rows = [find_batch_size(batch) or 1 for batch in group]
     size, total = size or find_batch_size(first[0]) or 1, sum(rows)
     if len(group) == processes and set(rows) == {size}:
         return [BatchPart(batch, False, row, row, total) for batch, row in zip(group, rows, strict=True)]
-    if len(group) < processes and drop_last:
-        return []
     if not even and len(group) < processes:
         raise TrainError("with dispatch_batches every process needs a batch at each step; use even_batches=True")
     parts = []
@@ -57,8 +54,9 @@ def one_each(
         has_own = rank < len(group)
         batch = group[rank] if has_own else first[rank % len(first)]
         real = rows[rank] if has_own else 0
-        if even and has_own and real < size:
-            batch = _filled(batch, first[0], size - real)
+        short = size - (find_batch_size(batch) or 1)
+        if even and short > 0:
+            batch = _filled(batch, first[0], short)
         parts.append(BatchPart(batch, True, find_batch_size(batch) or 1, real, total))
     return parts
 
@@ -215,18 +213,21 @@ class DispatchSource(PicklableSource):
         stride = 1 if self._split else self._processes
         with self._reporting_failure():
             batches = islice(iter(self.base), skip * stride, None)
-            ahead = list(islice(batches, stride))
+            ahead = self._round(batches, stride)
         return self._read(batches, ahead, stride)
 
     def _read(self, batches: Iterator[Any], ahead: list[Any], stride: int) -> Iterator[LoaderStep]:
         first = ahead
         with self._reporting_failure():
             while ahead:
-                group, ahead = ahead, list(islice(batches, stride))
-                parts = self._parts(group, first)
-                if parts:
-                    yield self._send(parts, last=not ahead)
+                group, ahead = ahead, self._round(batches, stride)
+                yield self._send(self._parts(group, first), last=not ahead)
         self._scatter([None] * self._processes)
+
+    def _round(self, batches: Iterator[Any], stride: int) -> list[Any]:
+        """Read the batches of the next round; none if it is incomplete and dropped."""
+        group = list(islice(batches, stride))
+        return [] if self._drop_last and len(group) < stride else group
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:
@@ -241,7 +242,7 @@ class DispatchSource(PicklableSource):
         size = self.base.batch_size or getattr(self.base.batch_sampler, "batch_size", None)
         if self._split:
             return cut_evenly(group[0], first[0], self._processes, self._even, self._slice_fn, size)
-        return one_each(group, first, self._processes, self._even, self._drop_last, size)
+        return one_each(group, first, self._processes, self._even, size)
 
     def _send(self, parts: list[BatchPart], last: bool) -> LoaderStep:
         buffers: list[list[Tensor]] = []

@@ -84,8 +84,9 @@ def test_every_process_gets_a_whole_batch_and_every_sample_counts_once(
     count = data.draw(st.integers(1, processes))
     last = data.draw(st.integers(1, size))
     group = batches([size] * (count - 1) + [last])
-    first = [torch.full((size,), -1)] * processes
-    parts = one_each(group, first, processes, even=True, drop_last=False)
+    only_round = data.draw(st.booleans())
+    first = group if only_round else [torch.full((size,), -1)] * processes
+    parts = one_each(group, first, processes, even=True, size=size)
     assert [len(part.batch) for part in parts] == [size] * processes
     assert torch.cat([part.batch[: part.real] for part in parts]).tolist() == torch.cat(group).tolist()
     assert {part.total_real for part in parts} == {sum(map(len, group))}
@@ -105,11 +106,17 @@ def test_one_batch_is_cut_into_equal_parts(processes: int, share: int, data: st.
     assert all(part.batch["scale"] == 2.0 for part in parts)
 
 
-def test_an_incomplete_round_is_left_out_or_refused() -> None:
+@on_ranks
+def test_the_round_before_one_that_is_left_out_is_the_last() -> None:
+    for length, rounds in ((8, 2), (9, 2), (10, 2), (2, 0)):
+        steps = list(source(Numbers(length), drop_last=True).open(0))
+        assert [step.last for step in steps] == [False, True][:rounds]
+
+
+def test_an_incomplete_round_that_is_not_filled_is_refused() -> None:
     first = batches([2, 2])
-    assert one_each(first[:1], first, 2, even=True, drop_last=True) == []
     with pytest.raises(TrainError, match="every process needs a batch"):
-        one_each(first[:1], first, 2, even=False, drop_last=False)
+        one_each(first[:1], first, 2, even=False)
     with pytest.raises(TrainError, match="every process needs a batch"):
         cut_evenly(torch.ones(2), torch.ones(4), 2, even=False)
 
@@ -128,6 +135,6 @@ def test_the_user_s_own_way_of_cutting_is_used() -> None:
 
 def test_rows_of_another_length_are_not_joined() -> None:
     short, first = torch.ones(1, 5), torch.ones(2, 3)
-    part = one_each([short], [first], 1, even=True, drop_last=False, size=2)[0]
+    part = one_each([short], [first], 1, even=True, size=2)[0]
     assert part.batch is short
     assert (part.rows, part.real) == (1, 1)
