@@ -17,6 +17,10 @@ from bigmodel.errors import TrainError
 from bigmodel.train.data.steps import LoaderStep, PicklableSource
 from bigmodel.train.nested import concatenate, find_batch_size, recursively_apply
 
+Slicer = Callable[..., Any]
+
+NO_ROWS = "with dispatch_batches every process needs a batch at each step; use even_batches=True"
+
 
 class BatchPart(NamedTuple):
     """One process's part of a round; fields as in `LoaderStep`."""
@@ -31,7 +35,10 @@ class BatchPart(NamedTuple):
 def one_each(
     group: list[Any], first: list[Any], processes: int, even: bool, size: int | None = None
 ) -> list[BatchPart]:
-    """Assign each process one batch of a round.
+    """Assign each process one batch of a round; the rows of an incomplete round are divided among all.
+
+    Rows that cannot be concatenated are not divided: processes without a batch of their own repeat one of the first
+    round.
 
     Args:
         group: the batches of the round, at most one per process.
@@ -41,22 +48,23 @@ def one_each(
         size: rows of a full batch; None: those of the first batch.
 
     Raises:
-        TrainError: the round is incomplete and not filled.
+        TrainError: the round leaves a process without rows and is not filled.
     """
     rows = [find_batch_size(batch) or 1 for batch in group]
     size, total = size or find_batch_size(first[0]) or 1, sum(rows)
     if len(group) == processes and set(rows) == {size}:
         return [BatchPart(batch, False, row, row, total) for batch, row in zip(group, rows, strict=True)]
+    joined = _concatenated(group, rows[0])
+    if find_batch_size(joined) == total:
+        parts = _divided(joined, first[0], total, processes, even)
+        if all(part.rows for part in parts):
+            return parts
     if not even and len(group) < processes:
-        raise TrainError("with dispatch_batches every process needs a batch at each step; use even_batches=True")
+        raise TrainError(NO_ROWS)
     parts = []
     for rank in range(processes):
-        has_own = rank < len(group)
-        batch = group[rank] if has_own else first[rank % len(first)]
-        real = rows[rank] if has_own else 0
-        short = size - (find_batch_size(batch) or 1)
-        if even and short > 0:
-            batch = _filled(batch, first[0], short)
+        batch = group[rank] if rank < len(group) else first[rank % len(first)]
+        real = rows[rank] if rank < len(group) else 0
         parts.append(BatchPart(batch, True, find_batch_size(batch) or 1, real, total))
     return parts
 
@@ -66,7 +74,7 @@ def cut_evenly(
     first: Any,
     processes: int,
     even: bool,
-    slice_fn: Callable[..., Any] | None = None,
+    slice_fn: Slicer | None = None,
     size: int | None = None,
 ) -> list[BatchPart]:
     """Split one batch into a part for each process.
@@ -90,17 +98,26 @@ def cut_evenly(
             f"split_batches: a batch of {whole} does not divide among {processes} processes: "
             "it must be a round multiple of them"
         )
-    share = whole // processes
-    if not even and total < whole and total <= share * (processes - 1):
-        raise TrainError("with dispatch_batches every process needs a batch at each step; use even_batches=True")
-    if even and total < whole:
-        batch = _filled(batch, first, whole - total)
-    parts = []
+    if not even and total < processes:
+        raise TrainError(NO_ROWS)
+    parts = _divided(batch, first, total, processes, even, slice_fn)
+    return [part._replace(uneven=total < whole) for part in parts]
+
+
+def _divided(
+    batch: Any, first: Any, total: int, processes: int, even: bool, slice_fn: Slicer | None = None
+) -> list[BatchPart]:
+    """Divide the `total` rows of a batch among processes, with rows of `first` where these must be equally many."""
+    if even and total % processes:
+        batch = _filled(batch, first, processes - total % processes)
+    share, more = divmod(find_batch_size(batch) or total, processes)
+    parts, start = [], 0
     for rank in range(processes):
-        bounds = slice(rank * share, (rank + 1) * share)
+        bounds = slice(start, start + share + (rank < more))
         part = slice_fn(batch, bounds, rank, processes) if slice_fn else _sliced(batch, bounds)
-        real = min(max(total - rank * share, 0), share)
-        parts.append(BatchPart(part, total < whole, find_batch_size(part) or 0, real, total))
+        real = min(max(total - start, 0), bounds.stop - start)
+        parts.append(BatchPart(part, True, find_batch_size(part) or 0, real, total))
+        start = bounds.stop
     return parts
 
 
@@ -121,10 +138,15 @@ def _filled(batch: Any, first: Any, missing: int) -> Any:
         part = _sliced(first, slice(0, missing))
         parts.append(part)
         missing -= find_batch_size(part) or missing
+    return _concatenated(parts, rows)
+
+
+def _concatenated(parts: list[Any], rows: int) -> Any:
+    """Return batches as one; the first if their rows cannot be concatenated. `rows` are those of the first."""
     try:
         return _joined(parts, rows)
-    except (RuntimeError, TypeError):  # rows of other lengths (padded differently): keep the short batch
-        return batch
+    except (RuntimeError, TypeError):  # rows of other lengths (padded differently)
+        return parts[0]
 
 
 def _joined(parts: list[Any], rows: int) -> Any:
@@ -146,9 +168,6 @@ def _holds_no_tensor(leaf: list[Any]) -> bool:
 
 def _is_scalar(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim == 0
-
-
-Slicer = Callable[..., Any]
 
 
 class _Failure:
@@ -176,7 +195,7 @@ class DispatchSource(PicklableSource):
         num_processes: number of processes.
         process_index: rank of this process.
         split_batches: split each batch into parts instead of distributing whole batches.
-        even_batches: fill an incomplete last round with rows of the first.
+        even_batches: fill an incomplete last round with rows of the first, so that all have equally many.
         drop_last: drop an incomplete last round.
         slice_fn: slices a batch: (data, slice, process_index, num_processes) -> part.
     """
