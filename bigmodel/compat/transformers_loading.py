@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from ..devices import DISK, HOST, format_size, torch_device
+from ..dispatch.attach.mark import is_dispatched
 from ..dispatch.placement.options import Options, PlanArguments
 from ..dispatch.placement.resolve import resolve_device_map
 from ..errors import BigModelError
@@ -81,9 +82,14 @@ def index_of(
 ) -> Any:
     """Return where the weights on disk lie; have those read that the plan keeps in memory but that must be converted.
 
-    What a plan has on disk and must be converted, transformers writes to the offload folder.
+    What a plan has on disk and must be converted, transformers writes to the offload folder. What is loaded into a
+    model that is dispatched, as adapters are, is read into its parameters, which are in memory also where the map says
+    disk.
     """
     index = original(model, disk_offload_folder, checkpoint_files, device_map, sharded_metadata, weight_mapping)
+    if is_dispatched(model):
+        device_map.update(dict.fromkeys(index, HOST))
+        return {}
     made = _plans.get(model)
     if made is None:
         return index

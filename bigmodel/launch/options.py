@@ -113,8 +113,8 @@ def _convert(option: Option, value: Any, where: str) -> Any:
         # YAML reads an unquoted `no` as False; where "no" is a choice, that is what was meant.
         if value is False and "no" in option.choices:
             return "no"
-        if option.kind == "str" and option.choices:
-            return str(value)
+        if option.kind == "str":
+            return as_text(value)
         raise wrong
     if option.kind == "str":
         if isinstance(value, (list, tuple)):

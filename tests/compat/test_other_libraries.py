@@ -15,7 +15,7 @@ def test_peft_adapters_of_an_offloaded_model() -> None:
     pytest.importorskip("peft")
     found = preloaded_answers("adapters", modules=("peft", "transformers.models.llama.modeling_llama"))
     assert found == dict.fromkeys(found, True)
-    assert len(found) == 11
+    assert len(found) == 13
 
 
 def test_offloading_of_diffusers_pipelines() -> None:

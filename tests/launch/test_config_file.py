@@ -94,6 +94,14 @@ def test_an_unquoted_no_is_the_precision_no(tmp_path: Path) -> None:
     assert load_config(written(tmp_path, "mixed_precision: no")).mixed_precision == "no"
 
 
+@pytest.mark.parametrize("written_as", ["true", "'true'", "True"])
+def test_resharding_is_on_or_off_as_accelerate_writes_it(tmp_path: Path, written_as: str) -> None:
+    text = f"distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: {written_as}\n"
+    config = load_config(written(tmp_path, text))
+    assert config.fsdp_config.fsdp_reshard_after_forward.lower() == "true"
+    assert load_config(save_config(config, tmp_path / "copy.yaml")) == config
+
+
 def test_keys_of_a_section_may_leave_out_its_prefix(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, "fsdp_config: {version: 2}\nparallelism_config: {tp_size: 2}\n"))
     assert (config.fsdp_config.fsdp_version, config.parallelism_config.parallelism_config_tp_size) == (2, 2)

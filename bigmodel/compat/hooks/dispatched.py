@@ -13,19 +13,21 @@ import torch
 from torch import nn
 
 from ...devices import DeviceLike, device_key, torch_device
+from ...dispatch.attach.refusals import NotCopied
 from .align import AlignDevicesHook
-from .model_hook import HOOK
+from .model_hook import HOOK, ModelHook
 
 if TYPE_CHECKING:
     from ...dispatch.attach.attached_forward import AttachedForward
 
 
-class DispatchedHook(AlignDevicesHook):
+class DispatchedHook(AlignDevicesHook, NotCopied):
     """Describes the attachment of a dispatched module as an `AlignDevicesHook`.
 
     Its weights are real tensors wherever they lie, so it says that it offloads nothing. `pre_forward` brings copies of
     them to the execution device, and `post_forward` returns what was written into the copies: for code that uses
     weights outside of their module's forward. In a chain with other hooks it does nothing: the attachment does all.
+    Copies of modules leave it out; in a copy of such a chain, a hook that does nothing has its place.
 
     Args:
         module: The module.
@@ -42,6 +44,9 @@ class DispatchedHook(AlignDevicesHook):
         self._attachment: AttachedForward | None = None  # until the base class has set its defaults
         super().__init__(execution_device, weights_map=ModuleTensors(module))
         self._attachment = attachment
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelHook:
+        return ModelHook()
 
     @property
     def io_same_device(self) -> bool:

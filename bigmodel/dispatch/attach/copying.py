@@ -7,9 +7,8 @@ file of their own, if the model was dispatched with a folder for them, else to m
 
 from __future__ import annotations
 
-import copy
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from ...checkpoint.mapping import MapsAgain
 from ...errors import DispatchError
 from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
-from .attached_forward import REPLACED_BY_HOOK
-from .dispatched import DISPATCH_ATTRIBUTES, GUARDS, Dispatched, dispatched
+from .copying_parts import like, plain_copy
+from .dispatched import DISPATCH_ATTRIBUTES, Dispatched, dispatched
 from .refusals import NotCopied
 
 Attach = Callable[[nn.Module, ResolvedMap, Options], None]
@@ -60,39 +59,12 @@ class CopyDispatched(NotCopied):
         return plain
 
 
-class _LeftOut:
-    """Stands in a copy for what dispatching has added."""
-
-
 def _plain_copy(model: nn.Module, found: Dispatched, memo: dict[int, Any]) -> nn.Module:
     """Return a copy of a dispatched model as it would be without, its weights where they lie between forwards."""
-    left_out = _LeftOut()
-    for added in _added(model, found):
-        memo[id(added)] = left_out
     again, views = MapsAgain(), {id(tensor): view for tensor, view in found.aligned}
     for tensor in (*model.parameters(), *model.buffers()):
         memo[id(tensor)] = _copied(tensor, views.get(id(tensor), tensor), again)
-    plain: nn.Module = type(model).__new__(type(model))
-    memo[id(model)] = plain
-    own = {name: value for name, value in model.__dict__.items() if name not in DISPATCH_ATTRIBUTES}
-    plain.__dict__.update(copy.deepcopy(own, memo))
-    for module in plain.modules():
-        for name in [name for name, value in vars(module).items() if value is left_out]:
-            del vars(module)[name]
-    for forward in (*found.attachments.values(), *found.outside):
-        module = memo[id(forward.module)]
-        if forward.replaced is not None:
-            vars(module).setdefault(forward.method, copy.deepcopy(forward.replaced, memo))
-        if vars(forward.module).get(REPLACED_BY_HOOK) is forward:
-            vars(module)[REPLACED_BY_HOOK] = getattr(type(module), forward.method).__get__(module)
-    return plain
-
-
-def _added(model: nn.Module, found: Dispatched) -> Iterator[object]:
-    """Yield the objects that dispatching has put into a model and its parts."""
-    yield found
-    yield from (*found.attachments.values(), *found.outside)
-    yield from (value for module in model.modules() for value in vars(module).values() if isinstance(value, GUARDS))
+    return plain_copy(model, memo, frozenset(DISPATCH_ATTRIBUTES))
 
 
 def _copied(tensor: torch.Tensor, view: torch.Tensor, again: MapsAgain) -> torch.Tensor:
@@ -100,6 +72,4 @@ def _copied(tensor: torch.Tensor, view: torch.Tensor, again: MapsAgain) -> torch
     data = again.view(view)
     if data is None:
         data = tensor.detach().clone(memory_format=torch.preserve_format)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(data, tensor.requires_grad)
-    return data.requires_grad_(tensor.requires_grad)
+    return like(tensor, data)

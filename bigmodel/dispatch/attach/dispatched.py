@@ -36,7 +36,7 @@ from ..weights.outside_use import is_marked, mark_lent, mark_offloaded, note_opt
 from ..weights.packing import WeightError
 from ..weights.parameters import Reference, take_over
 from ..weights.visits import StreamStats, together
-from . import assigning
+from . import assigning, copying_parts
 from .additions import Additions
 from .attached_forward import AttachedForward, Parts, innermost_running
 from .decoding import METHOD, PREFILL, DecodeAsResident, PrefillInChunks
@@ -45,7 +45,7 @@ from .micro_batches import MicroBatches
 from .refusals import NotCopied, RefuseConversion
 from .untied import UntiedWeights
 
-GUARDS = (RefuseConversion, assigning.CopiesAssigned)
+GUARDS = (RefuseConversion, assigning.CopiesAssigned, copying_parts.CopyPart)
 """Classes of what takes the place of methods of all modules."""
 
 DISPATCH_ATTRIBUTES = (ATTRIBUTE, METHOD, PREFILL, "hf_device_map", "dispatch_stats", "__deepcopy__")
@@ -210,7 +210,7 @@ class Dispatched(NotCopied):
 
     def guard(self, model: nn.Module) -> None:
         """Refuse to move or cast `model` or any part of it, but for parts that are cast in their own forward; have
-        weights that are loaded stay on their devices."""
+        weights that are loaded stay on their devices, and parts copied as plain modules."""
 
         def computing_on(module: nn.Module) -> torch.device | None:
             running = innermost_running(module)
@@ -228,6 +228,9 @@ class Dispatched(NotCopied):
             module.__dict__["_apply"] = RefuseConversion(module, devices, computing_on, streamed)
             if assigning.METHOD not in module.__dict__:
                 module.__dict__[assigning.METHOD] = assigning.CopiesAssigned(module)
+            if not hasattr(module, copying_parts.METHOD):
+                part = copying_parts.CopyPart(module, self.refuse_while_running)
+                module.__dict__[copying_parts.METHOD] = part
 
     def stats(self) -> dict[str, Any]:
         """Return transfer counters by target: bytes, fetches, hits, misses, seconds waited.

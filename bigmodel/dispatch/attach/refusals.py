@@ -14,7 +14,7 @@ from ..weights.parameters import cast_in_forward
 
 
 class NotCopied:
-    """Base of what dispatching adds to a model: a dispatched model cannot be pickled, nor a part of it copied."""
+    """Base of what dispatching adds to a model: a dispatched model cannot be pickled; copies leave these out."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self._refuse()
@@ -24,8 +24,8 @@ class NotCopied:
 
     def _refuse(self) -> Any:
         raise DispatchError(
-            "a dispatched model cannot be pickled, nor a part of it copied: its weights are spread over devices and "
-            "streams belong to this process. Copy the whole model, call undispatch(model) first, or save it with "
+            "a dispatched model cannot be pickled, nor a part of it: its weights are spread over devices and streams "
+            "belong to this process. Use copy.deepcopy, call undispatch(model) first, or save it with "
             "save_model(model, directory)"
         )
 

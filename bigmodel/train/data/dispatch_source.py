@@ -17,6 +17,10 @@ from bigmodel.errors import TrainError
 from bigmodel.train.data.steps import LoaderStep, PicklableSource
 from bigmodel.train.nested import concatenate, find_batch_size, recursively_apply
 
+Slicer = Callable[..., Any]
+
+NO_ROWS = "with dispatch_batches every process needs a batch at each step; use even_batches=True"
+
 
 class BatchPart(NamedTuple):
     """One process's part of a round; fields as in `LoaderStep`."""
@@ -29,36 +33,38 @@ class BatchPart(NamedTuple):
 
 
 def one_each(
-    group: list[Any], first: list[Any], processes: int, even: bool, drop_last: bool, size: int | None = None
+    group: list[Any], first: list[Any], processes: int, even: bool, size: int | None = None
 ) -> list[BatchPart]:
-    """Assign each process one batch of a round.
+    """Assign each process one batch of a round; the rows of an incomplete round are divided among all.
+
+    Rows that cannot be concatenated are not divided: processes without a batch of their own repeat one of the first
+    round.
 
     Args:
         group: the batches of the round, at most one per process.
         first: the batches of the first round, with which an incomplete round is filled.
         processes: number of processes.
         even: whether all processes must get equally many rows.
-        drop_last: return no parts for an incomplete round.
         size: rows of a full batch; None: those of the first batch.
 
     Raises:
-        TrainError: the round is incomplete and neither filled nor dropped.
+        TrainError: the round leaves a process without rows and is not filled.
     """
     rows = [find_batch_size(batch) or 1 for batch in group]
     size, total = size or find_batch_size(first[0]) or 1, sum(rows)
     if len(group) == processes and set(rows) == {size}:
         return [BatchPart(batch, False, row, row, total) for batch, row in zip(group, rows, strict=True)]
-    if len(group) < processes and drop_last:
-        return []
+    joined = _concatenated(group, rows[0])
+    if find_batch_size(joined) == total:
+        parts = _divided(joined, first[0], total, processes, even)
+        if all(part.rows for part in parts):
+            return parts
     if not even and len(group) < processes:
-        raise TrainError("with dispatch_batches every process needs a batch at each step; use even_batches=True")
+        raise TrainError(NO_ROWS)
     parts = []
     for rank in range(processes):
-        has_own = rank < len(group)
-        batch = group[rank] if has_own else first[rank % len(first)]
-        real = rows[rank] if has_own else 0
-        if even and has_own and real < size:
-            batch = _filled(batch, first[0], size - real)
+        batch = group[rank] if rank < len(group) else first[rank % len(first)]
+        real = rows[rank] if rank < len(group) else 0
         parts.append(BatchPart(batch, True, find_batch_size(batch) or 1, real, total))
     return parts
 
@@ -68,7 +74,7 @@ def cut_evenly(
     first: Any,
     processes: int,
     even: bool,
-    slice_fn: Callable[..., Any] | None = None,
+    slice_fn: Slicer | None = None,
     size: int | None = None,
 ) -> list[BatchPart]:
     """Split one batch into a part for each process.
@@ -92,17 +98,26 @@ def cut_evenly(
             f"split_batches: a batch of {whole} does not divide among {processes} processes: "
             "it must be a round multiple of them"
         )
-    share = whole // processes
-    if not even and total < whole and total <= share * (processes - 1):
-        raise TrainError("with dispatch_batches every process needs a batch at each step; use even_batches=True")
-    if even and total < whole:
-        batch = _filled(batch, first, whole - total)
-    parts = []
+    if not even and total < processes:
+        raise TrainError(NO_ROWS)
+    parts = _divided(batch, first, total, processes, even, slice_fn)
+    return [part._replace(uneven=total < whole) for part in parts]
+
+
+def _divided(
+    batch: Any, first: Any, total: int, processes: int, even: bool, slice_fn: Slicer | None = None
+) -> list[BatchPart]:
+    """Divide the `total` rows of a batch among processes, with rows of `first` where these must be equally many."""
+    if even and total % processes:
+        batch = _filled(batch, first, processes - total % processes)
+    share, more = divmod(find_batch_size(batch) or total, processes)
+    parts, start = [], 0
     for rank in range(processes):
-        bounds = slice(rank * share, (rank + 1) * share)
+        bounds = slice(start, start + share + (rank < more))
         part = slice_fn(batch, bounds, rank, processes) if slice_fn else _sliced(batch, bounds)
-        real = min(max(total - rank * share, 0), share)
-        parts.append(BatchPart(part, total < whole, find_batch_size(part) or 0, real, total))
+        real = min(max(total - start, 0), bounds.stop - start)
+        parts.append(BatchPart(part, True, find_batch_size(part) or 0, real, total))
+        start = bounds.stop
     return parts
 
 
@@ -123,10 +138,15 @@ def _filled(batch: Any, first: Any, missing: int) -> Any:
         part = _sliced(first, slice(0, missing))
         parts.append(part)
         missing -= find_batch_size(part) or missing
+    return _concatenated(parts, rows)
+
+
+def _concatenated(parts: list[Any], rows: int) -> Any:
+    """Return batches as one; the first if their rows cannot be concatenated. `rows` are those of the first."""
     try:
         return _joined(parts, rows)
-    except (RuntimeError, TypeError):  # rows of other lengths (padded differently): keep the short batch
-        return batch
+    except (RuntimeError, TypeError):  # rows of other lengths (padded differently)
+        return parts[0]
 
 
 def _joined(parts: list[Any], rows: int) -> Any:
@@ -148,9 +168,6 @@ def _holds_no_tensor(leaf: list[Any]) -> bool:
 
 def _is_scalar(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim == 0
-
-
-Slicer = Callable[..., Any]
 
 
 class _Failure:
@@ -178,7 +195,7 @@ class DispatchSource(PicklableSource):
         num_processes: number of processes.
         process_index: rank of this process.
         split_batches: split each batch into parts instead of distributing whole batches.
-        even_batches: fill an incomplete last round with rows of the first.
+        even_batches: fill an incomplete last round with rows of the first, so that all have equally many.
         drop_last: drop an incomplete last round.
         slice_fn: slices a batch: (data, slice, process_index, num_processes) -> part.
     """
@@ -215,18 +232,21 @@ class DispatchSource(PicklableSource):
         stride = 1 if self._split else self._processes
         with self._reporting_failure():
             batches = islice(iter(self.base), skip * stride, None)
-            ahead = list(islice(batches, stride))
+            ahead = self._round(batches, stride)
         return self._read(batches, ahead, stride)
 
     def _read(self, batches: Iterator[Any], ahead: list[Any], stride: int) -> Iterator[LoaderStep]:
         first = ahead
         with self._reporting_failure():
             while ahead:
-                group, ahead = ahead, list(islice(batches, stride))
-                parts = self._parts(group, first)
-                if parts:
-                    yield self._send(parts, last=not ahead)
+                group, ahead = ahead, self._round(batches, stride)
+                yield self._send(self._parts(group, first), last=not ahead)
         self._scatter([None] * self._processes)
+
+    def _round(self, batches: Iterator[Any], stride: int) -> list[Any]:
+        """Read the batches of the next round; none if it is incomplete and dropped."""
+        group = list(islice(batches, stride))
+        return [] if self._drop_last and len(group) < stride else group
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:
@@ -241,7 +261,7 @@ class DispatchSource(PicklableSource):
         size = self.base.batch_size or getattr(self.base.batch_sampler, "batch_size", None)
         if self._split:
             return cut_evenly(group[0], first[0], self._processes, self._even, self._slice_fn, size)
-        return one_each(group, first, self._processes, self._even, self._drop_last, size)
+        return one_each(group, first, self._processes, self._even, size)
 
     def _send(self, parts: list[BatchPart], last: bool) -> LoaderStep:
         buffers: list[list[Tensor]] = []

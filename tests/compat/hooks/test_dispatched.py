@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 from bigmodel.big_modeling import cpu_offload, dispatch_model
 from bigmodel.dispatch import undispatch
 from bigmodel.dispatch.attach.mark import is_dispatched
-from bigmodel.hooks import AlignDevicesHook, remove_hook_from_submodules
+from bigmodel.hooks import AlignDevicesHook, ModelHook, add_hook_to_module, remove_hook_from_submodules
 
 from ...accelerators import at
 
@@ -53,6 +55,16 @@ def test_they_go_when_dispatching_is_undone(model: nn.Sequential) -> None:
     cpu_offload(model, at(0))
     undispatch(model)
     assert not any(hasattr(module, "_hf_hook") for module in model.modules())
+
+
+def test_copies_of_parts_have_none_and_those_of_models_their_own(model: nn.Sequential) -> None:
+    dispatch_model(model, {"0": "cpu", "1": "cpu"}, main_device=at(0))
+    add_hook_to_module(model[1], ModelHook(), append=True)
+    assert not hasattr(copy.deepcopy(model[0]), "_hf_hook")
+    assert torch.equal(copy.deepcopy(model[1])(X), undispatch(copy.deepcopy(model))[1](X))
+    copied = copy.deepcopy(model)
+    copied[0]._hf_hook.io_same_device = True
+    assert (copied[0](X).device.type, str(model[0](X).device)) == ("cpu", at(0))
 
 
 def test_removing_hooks_gives_the_plain_model(model: nn.Sequential) -> None:

@@ -45,10 +45,10 @@ def logits(model: Callable[..., object]) -> torch.Tensor:
     return model(IDS).logits.cpu()
 
 
-def losses(model: PeftModel) -> list[float]:
+def losses(model: PeftModel, config: LoraConfig = LORA) -> list[float]:
     """Train new adapters by a plain loop."""
     torch.manual_seed(1)
-    model = get_peft_model(model, LORA)
+    model = get_peft_model(model, config)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
     ids = IDS.to(model.device)
     found = []
@@ -109,6 +109,13 @@ def main(base: str, adapter: str, saved: str) -> None:
     say("weights decomposed", torch.allclose(*both, atol=1e-5))
     found, expected_losses = losses(load(PLACES)), losses(load({"": 0}))
     say("trained without prepare", torch.allclose(torch.tensor(found), torch.tensor(expected_losses)))
+    with_copies = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens", "norm", "lm_head"])
+    on_disk = PLACES | {"model.norm": "disk", "lm_head": "cpu"}
+    found, expected_losses = losses(load(on_disk), with_copies), losses(load({"": 0}), with_copies)
+    say("copies of modules trained", torch.allclose(torch.tensor(found), torch.tensor(expected_losses)))
+    model = load(PLACES)
+    model.load_adapter(adapter)
+    say("loaded by transformers", same(model))
 
 
 with tempfile.TemporaryDirectory() as root:

@@ -146,9 +146,3 @@ def test_a_model_is_not_copied_while_it_runs() -> None:
     dispatch_model(model, {"": "cpu"}, main_device=at(0))
     with pytest.raises(DispatchError, match="running"):
         outputs(model)
-
-
-def test_parts_cannot_be_copied() -> None:
-    model = dispatch_model(stack(), {"": "cpu"}, main_device=at(0))
-    with pytest.raises(DispatchError, match="nor a part of it copied"):
-        copy.deepcopy(model.blocks[0])

@@ -77,18 +77,25 @@ def batches(sizes: list[int]) -> list[torch.Tensor]:
     return list(numbers.split(sizes))
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.data())
-def test_every_process_gets_a_whole_batch_and_every_sample_counts_once(
-    processes: int, size: int, data: st.DataObject
+@given(st.integers(1, 4), st.integers(1, 4), st.booleans(), st.data())
+def test_the_rows_of_a_round_are_divided_and_every_sample_counts_once(
+    processes: int, size: int, even: bool, data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, processes))
     last = data.draw(st.integers(1, size))
     group = batches([size] * (count - 1) + [last])
-    first = [torch.full((size,), -1)] * processes
-    parts = one_each(group, first, processes, even=True, drop_last=False)
-    assert [len(part.batch) for part in parts] == [size] * processes
+    total = sum(map(len, group))
+    only_round = data.draw(st.booleans())
+    first = group if only_round else [torch.full((size,), -1)] * processes
+    if not even and total < processes:
+        with pytest.raises(TrainError, match="every process needs a batch"):
+            one_each(group, first, processes, even, size)
+        return
+    parts = one_each(group, first, processes, even, size)
+    fewest, most = (-(-total // processes) if even else total // processes), -(-total // processes)
+    assert {fewest, most} >= {len(part.batch) for part in parts}
     assert torch.cat([part.batch[: part.real] for part in parts]).tolist() == torch.cat(group).tolist()
-    assert {part.total_real for part in parts} == {sum(map(len, group))}
+    assert {part.total_real for part in parts} == {total}
     assert {part.uneven for part in parts} == {(count, last) != (processes, size)}
 
 
@@ -99,19 +106,22 @@ def test_one_batch_is_cut_into_equal_parts(processes: int, share: int, data: st.
     batch = {"x": torch.arange(total), "names": [str(number) for number in range(total)], "scale": torch.tensor(2.0)}
     first = {"x": torch.full((whole,), -1), "names": ["-"] * whole, "scale": torch.tensor(2.0)}
     parts = cut_evenly(batch, first, processes, even=True)
-    assert [len(part.batch["x"]) for part in parts] == [share] * processes
+    assert [len(part.batch["x"]) for part in parts] == [-(-total // processes)] * processes
     assert [number for part in parts for number in part.batch["x"][: part.real].tolist()] == list(range(total))
     assert [name for part in parts for name in part.batch["names"][: part.real]] == batch["names"]
     assert all(part.batch["scale"] == 2.0 for part in parts)
 
 
-def test_an_incomplete_round_is_left_out_or_refused() -> None:
-    first = batches([2, 2])
-    assert one_each(first[:1], first, 2, even=True, drop_last=True) == []
+@on_ranks
+def test_the_round_before_one_that_is_left_out_is_the_last() -> None:
+    for length, rounds in ((8, 2), (9, 2), (10, 2), (2, 0)):
+        steps = list(source(Numbers(length), drop_last=True).open(0))
+        assert [step.last for step in steps] == [False, True][:rounds]
+
+
+def test_a_batch_with_too_few_rows_that_is_not_filled_is_refused() -> None:
     with pytest.raises(TrainError, match="every process needs a batch"):
-        one_each(first[:1], first, 2, even=False, drop_last=False)
-    with pytest.raises(TrainError, match="every process needs a batch"):
-        cut_evenly(torch.ones(2), torch.ones(4), 2, even=False)
+        cut_evenly(torch.ones(1), torch.ones(4), 2, even=False)
 
 
 def test_batches_that_cannot_be_cut_are_refused() -> None:
@@ -128,6 +138,9 @@ def test_the_user_s_own_way_of_cutting_is_used() -> None:
 
 def test_rows_of_another_length_are_not_joined() -> None:
     short, first = torch.ones(1, 5), torch.ones(2, 3)
-    part = one_each([short], [first], 1, even=True, drop_last=False, size=2)[0]
-    assert part.batch is short
+    part = one_each([short], [first], 1, even=True, size=2)[0]
+    assert torch.equal(part.batch, short)
     assert (part.rows, part.real) == (1, 1)
+    own, repeated, again = one_each([first, short], [first, first], 3, even=True)
+    assert (own.batch, repeated.batch, again.batch) == (first, short, first)
+    assert [part.real for part in (own, repeated, again)] == [2, 1, 0]
