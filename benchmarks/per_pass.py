@@ -12,6 +12,7 @@ import argparse
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -226,20 +227,32 @@ def planned(profile: Profile, machine: MachineProfile, offload: str) -> Plan:
     return plan(profile, budgets, objective="throughput", offload=offload, machine=machine)
 
 
-def dispatched(model: nn.Module, plan: Plan, speeds: dict[str, Speed] = SPEEDS) -> Any:
-    """Return a copy of `model` dispatched by the plan, with the simulated speed of its device for each layer."""
+def dispatched(
+    model: nn.Module, plan: Plan, speeds: dict[str, Speed] = SPEEDS, launching: Mapping[str, float] | None = None
+) -> Any:
+    """Return a copy of `model` dispatched by the plan, with the simulated speed of its device for each layer.
+
+    Args:
+        model: the model, in host memory.
+        plan: its plan.
+        speeds: speed by kind of device.
+        launching: by kind of device, simulated seconds of launching all operations of a layer; None: as here.
+    """
     import copy
 
     from bigmodel.dispatch import dispatch_model
 
     placed: Any = copy.deepcopy(model)
     for layer in placed.model.layers:
-        at_set_speed(layer, speeds)
+        at_set_speed(layer, speeds, launching or {})
     return dispatch_model(placed, plan, skip_keys=placed._skip_keys_device_placement)
 
 
-def at_set_speed(layer: Any, speeds: dict[str, Speed]) -> None:
-    """Make a layer take at least the simulated time of the device that computes it."""
+def at_set_speed(layer: Any, speeds: dict[str, Speed], launching: Mapping[str, float]) -> None:
+    """Make a layer take at least the simulated time of the device that computes it: of computing, or of launching,
+    whichever is more."""
+    from bigmodel.devices.virtual.clock import sleep_until
+
     elements = sum(parameter.numel() for parameter in layer.parameters())
     started = threading.local()
 
@@ -248,9 +261,8 @@ def at_set_speed(layer: Any, speeds: dict[str, Speed]) -> None:
 
     def end(_module: object, _inputs: object, output: torch.Tensor) -> None:
         rows = output.numel() // output.shape[-1]
-        left = started.at + speeds[output.device.type].seconds(elements, rows) - time.perf_counter()
-        if left > 0:
-            time.sleep(left)
+        kind = output.device.type
+        sleep_until(started.at + max(speeds[kind].seconds(elements, rows), launching.get(kind, 0.0)))
 
     layer.input_layernorm.register_forward_pre_hook(begin)
     layer.mlp.register_forward_hook(end)
