@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
 from .harness.report import Cell
-from .per_pass import LINK, JobSizes, Speed, dispatched, machine_of, make, profile_of, seconds_of_operation
+from .per_pass import LINK, JobSizes, Speed, dispatched, machine_of, make, profile_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,8 +33,8 @@ SHARES = (0.4, 0.7, 1.0, 1.4, 2.0)
 SPEEDS = {"cpu": Speed(8e-9, 3.2e-9), "virtual": Speed(4e-10, 1.6e-10)}
 """The accelerator computes twenty times as fast as the host, and no faster than the processor that simulates it."""
 
-LAUNCHING = 1.5
-"""Simulated seconds of launching an operation over those that an operation of a single sequence takes here."""
+OPERATION = {"cpu": 2e-5, "virtual": 5e-5}
+"""Simulated seconds of launching an operation; one of a single sequence takes two thirds of that here, or less."""
 
 LARGEST = 32
 """Largest batch that is tried."""
@@ -67,9 +67,8 @@ def run(options: argparse.Namespace) -> Report:
     most = 4 if options.quick else LARGEST
     model = make(sizes)
     profile = profile_of(model, sizes)
-    operation = {name: LAUNCHING * seconds_of_operation(model, profile, name, True) for name in SPEEDS}
-    machine = machine_of(SPEEDS, operation)
-    launching = {name: seconds * _operations_of_layer(profile) for name, seconds in operation.items()}
+    machine = machine_of(SPEEDS, OPERATION)
+    launching = {name: seconds * _operations_of_layer(profile) for name, seconds in OPERATION.items()}
     rows: list[list[Cell]] = []
     found: dict[str, Samples] = {}
     errors: list[float] = []
@@ -168,7 +167,12 @@ def _report(
     return Report(
         "batches",
         options.device,
-        settings={**vars(sizes), "link": LINK, "speeds": {name: vars(speed) for name, speed in SPEEDS.items()}},
+        settings={
+            **vars(sizes),
+            "link": LINK,
+            "speeds": {name: vars(speed) for name, speed in SPEEDS.items()},
+            "operation": OPERATION,
+        },
         tables=[
             Table(f"{sizes.layers} layers, prompts of {sizes.prompt} tokens and {sizes.steps} new ones", columns, rows)
         ],

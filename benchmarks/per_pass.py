@@ -159,9 +159,9 @@ def make(sizes: JobSizes) -> nn.Module:
     return found
 
 
-def seconds_of_operation(model: nn.Module, profile: Profile, kind: str, with_cache: bool = False) -> float:
+def seconds_of_operation(model: nn.Module, profile: Profile, kind: str) -> float:
     """Return the minimum seconds of one operation of a step on a device, at any simulated speed: the median time of a
-    step of `model` there, divided by its operations. `with_cache`: a step after others, which fills a cache."""
+    step of `model` there, divided by its operations."""
     import copy
 
     import torch
@@ -170,8 +170,7 @@ def seconds_of_operation(model: nn.Module, profile: Profile, kind: str, with_cac
     there = copy.deepcopy(model).to(device)
     token = torch.ones(1, 1, dtype=torch.long, device=device)
     with torch.inference_mode():
-        cache = there(token, use_cache=True).past_key_values if with_cache else None
-        step = partial(there, token, use_cache=with_cache, past_key_values=cache)
+        step = partial(there, token, use_cache=False)
         step()
         taken = statistics.median(elapsed(step, device) for _ in range(TIMED))
     return taken / sum(map(len, profile.phases[-1].trace.work().values()))
