@@ -12,6 +12,7 @@ import argparse
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -158,9 +159,9 @@ def make(sizes: JobSizes) -> nn.Module:
     return found
 
 
-def seconds_of_operation(model: nn.Module, profile: Profile, kind: str, with_cache: bool = False) -> float:
+def seconds_of_operation(model: nn.Module, profile: Profile, kind: str) -> float:
     """Return the minimum seconds of one operation of a step on a device, at any simulated speed: the median time of a
-    step of `model` there, divided by its operations. `with_cache`: a step after others, which fills a cache."""
+    step of `model` there, divided by its operations."""
     import copy
 
     import torch
@@ -169,8 +170,7 @@ def seconds_of_operation(model: nn.Module, profile: Profile, kind: str, with_cac
     there = copy.deepcopy(model).to(device)
     token = torch.ones(1, 1, dtype=torch.long, device=device)
     with torch.inference_mode():
-        cache = there(token, use_cache=True).past_key_values if with_cache else None
-        step = partial(there, token, use_cache=with_cache, past_key_values=cache)
+        step = partial(there, token, use_cache=False)
         step()
         taken = statistics.median(elapsed(step, device) for _ in range(TIMED))
     return taken / sum(map(len, profile.phases[-1].trace.work().values()))
@@ -226,20 +226,32 @@ def planned(profile: Profile, machine: MachineProfile, offload: str) -> Plan:
     return plan(profile, budgets, objective="throughput", offload=offload, machine=machine)
 
 
-def dispatched(model: nn.Module, plan: Plan, speeds: dict[str, Speed] = SPEEDS) -> Any:
-    """Return a copy of `model` dispatched by the plan, with the simulated speed of its device for each layer."""
+def dispatched(
+    model: nn.Module, plan: Plan, speeds: dict[str, Speed] = SPEEDS, launching: Mapping[str, float] | None = None
+) -> Any:
+    """Return a copy of `model` dispatched by the plan, with the simulated speed of its device for each layer.
+
+    Args:
+        model: the model, in host memory.
+        plan: its plan.
+        speeds: speed by kind of device.
+        launching: by kind of device, simulated seconds of launching all operations of a layer; None: as here.
+    """
     import copy
 
     from bigmodel.dispatch import dispatch_model
 
     placed: Any = copy.deepcopy(model)
     for layer in placed.model.layers:
-        at_set_speed(layer, speeds)
+        at_set_speed(layer, speeds, launching or {})
     return dispatch_model(placed, plan, skip_keys=placed._skip_keys_device_placement)
 
 
-def at_set_speed(layer: Any, speeds: dict[str, Speed]) -> None:
-    """Make a layer take at least the simulated time of the device that computes it."""
+def at_set_speed(layer: Any, speeds: dict[str, Speed], launching: Mapping[str, float]) -> None:
+    """Make a layer take at least the simulated time of the device that computes it: of computing, or of launching,
+    whichever is more."""
+    from bigmodel.devices.virtual.clock import sleep_until
+
     elements = sum(parameter.numel() for parameter in layer.parameters())
     started = threading.local()
 
@@ -248,9 +260,8 @@ def at_set_speed(layer: Any, speeds: dict[str, Speed]) -> None:
 
     def end(_module: object, _inputs: object, output: torch.Tensor) -> None:
         rows = output.numel() // output.shape[-1]
-        left = started.at + speeds[output.device.type].seconds(elements, rows) - time.perf_counter()
-        if left > 0:
-            time.sleep(left)
+        kind = output.device.type
+        sleep_until(started.at + max(speeds[kind].seconds(elements, rows), launching.get(kind, 0.0)))
 
     layer.input_layernorm.register_forward_pre_hook(begin)
     layer.mlp.register_forward_hook(end)

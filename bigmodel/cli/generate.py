@@ -68,6 +68,7 @@ def generate(
         int | None,
         typer.Option(min=1, help="With --batch-file: prompts at once. Default: the fastest by prediction."),
     ] = None,
+    steps_in_flight: shared.InFlight = None,
 ) -> None:
     """Continue PROMPT with MODEL; print the text as it is generated, then speed and peak memory on one line.
 
@@ -96,16 +97,18 @@ def generate(
         prefill_chunk_size="auto",
     )
     adapters = adapter_folders(lora or ())
-    if batch_file is not None or output is not None or batch_size is not None:
+    if any(given is not None for given in (batch_file, output, batch_size, steps_in_flight)):
         from .generate_file import generate_file
 
         if batch_file is None or output is None:
-            raise typer.BadParameter("--batch-file, --output and --batch-size go together: give the files of both")
+            raise typer.BadParameter(
+                "--batch-file, --output, --batch-size and --steps-in-flight go together: give the files of both"
+            )
         if prompt is not None or chat or draft_model is not None or speculate is not None:
             raise typer.BadParameter(
                 "PROMPT, --chat, --draft-model and --speculate do not apply to --batch-file; remove them"
             )
-        generate_file(model, batch_file, output, params, options, adapters, batch_size, context, quiet)
+        generate_file(model, batch_file, output, params, options, adapters, batch_size, context, quiet, steps_in_flight)
         return
     if prompt is None:
         raise typer.BadParameter("give PROMPT, or --batch-file and --output")

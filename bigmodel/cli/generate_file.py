@@ -33,6 +33,7 @@ def generate_file(
     batch_size: int | None,
     context: int | None,
     quiet: bool,
+    steps_in_flight: int | None = None,
 ) -> None:
     """Append the answers to a file of prompts to a file of answers, but those that it has already.
 
@@ -46,9 +47,11 @@ def generate_file(
         batch_size: Prompts at once; None for the fastest.
         context: Tokens of a prompt and its answer, at most; None for those of the longest.
         quiet: Print nothing.
+        steps_in_flight: Steps computed at once over several accelerators; None for as many as the plan finds fastest.
 
     Raises:
-        ServeError: A line of a file is not what it should be, or an adapter is not; nothing is computed then.
+        ServeError: A line of a file is not what it should be, or an adapter is not, or steps in flight do not go with
+            the model; nothing is computed then.
         typer.Exit: Some prompts have an error in the place of an answer, or Ctrl-C ended the run.
     """
     from bigmodel.server.batch_file import PromptFile, answers_in
@@ -68,7 +71,7 @@ def generate_file(
         run = _Counts()
         try:
             with _progress(left, quiet) as advance:
-                _answer(asked, written, loaded, codec, params, work, run, advance)
+                _answer(asked, written, loaded, codec, params, work, run, advance, steps_in_flight)
         except KeyboardInterrupt:
             typer.echo(f"{len(written.done)} of {total} prompts answered; the same command goes on with them", err=True)
             raise typer.Exit(INTERRUPTED) from None
@@ -196,6 +199,7 @@ def _answer(
     work: _RemainingWork,
     run: _Counts,
     advance: Callable[[], None],
+    steps: int | None,
 ) -> None:
     from bigmodel.errors import ServeError
     from bigmodel.server.batch import generate_each
@@ -214,7 +218,9 @@ def _answer(
                 room = max(work.context - len(ids), 1)
                 yield ids, replace(chosen, max_tokens=min(chosen.max_tokens, room)), line.adapter_of(adapters)
 
-    limits = EngineOptions(size, size * work.context, max_queue=2 * size, max_length=work.context)
+    limits = EngineOptions(
+        size, size * work.context, max_queue=2 * size, max_length=work.context, steps_in_flight=steps
+    )
     began = time.perf_counter()
     outcomes = generate_each(loaded.model, codec, prompts(), plan=loaded.plan, options=limits, adapters=loaded.adapters)
     for number, outcome in outcomes:

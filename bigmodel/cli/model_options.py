@@ -37,6 +37,7 @@ _FORCE = typer.Option("--force-speculation", help="Propose tokens even where the
 _PROMPT_LOOKUP = typer.Option(
     min=0, help="Tokens proposed per step by what followed the last ones earlier in the text, without a model; 0: none."
 )
+_IN_FLIGHT = typer.Option(min=1, help="Steps computed at once over several accelerators; by default as planned.")
 
 Model: TypeAlias = Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")]
 Revision: TypeAlias = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
@@ -53,6 +54,7 @@ DraftTokens: TypeAlias = Annotated[int | None, _DRAFT_TOKENS]
 Speculate: TypeAlias = Annotated[Speculation | None, _SPECULATE]
 ForceSpeculation: TypeAlias = Annotated[bool, _FORCE]
 PromptLookup: TypeAlias = Annotated[int, _PROMPT_LOOKUP]
+InFlight: TypeAlias = Annotated[int | None, _IN_FLIGHT]
 BatchSize: TypeAlias = Annotated[int, typer.Option(min=1, help="Sequences per batch.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

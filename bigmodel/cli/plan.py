@@ -78,6 +78,13 @@ def plan(
             "many as let accelerators run all layers; none: a prompt is one forward."
         ),
     ] = "auto",
+    micro_batch_size: Annotated[
+        str,
+        typer.Option(
+            help="Rows in which a forward of the batch is computed where all parts are resident on several "
+            "accelerators, several such micro-batches at once; auto: the fastest by prediction; none: the whole batch."
+        ),
+    ] = "none",
     train: Annotated[
         str | None,
         typer.Option(
@@ -116,6 +123,7 @@ def plan(
             "--host-kernels": host_kernels != "exact",
             "--train": train is not None,
             "--prefill-chunk-size": prefill_chunk_size != "auto",
+            "--micro-batch-size": micro_batch_size != "none",
         }
         _refuse_beside_nodes(given)
         shape = (batch_size or 1, context, None if dtype == "auto" else dtype, new_tokens)
@@ -127,6 +135,8 @@ def plan(
         raise typer.BadParameter("--ranks, --sharding and --checkpointing apply to training only; add --train")
     if train is not None and prefill_chunk_size != "auto":
         raise typer.BadParameter("--prefill-chunk-size applies to generation only; remove it or --train")
+    if train is not None and micro_batch_size != "none":
+        raise typer.BadParameter("--micro-batch-size applies to inference only; remove it or --train")
     _check_search(objective, offload, strategy, train)
     budgets = parse_max_memory(max_memory)
     if train is not None and budgets is None:
@@ -165,17 +175,18 @@ def plan(
         revision=revision,
         draft_tokens=draft_tokens or 0,
         draft=head,
-        prefill_chunk_size=_chunk_size(prefill_chunk_size),
+        prefill_chunk_size=_size("--prefill-chunk-size", prefill_chunk_size, "tokens"),
+        micro_batch_size=_size("--micro-batch-size", micro_batch_size, "rows"),
     )
     _show(found, as_json, explain, plot)
 
 
-def _chunk_size(given: str) -> int | str | None:
-    """Return the value of --prefill-chunk-size as `plan` takes it."""
+def _size(option: str, given: str, unit: str) -> int | str | None:
+    """Return the value of an option of sizes as `plan` takes it: a number, "auto", or None for "none"."""
     if given in ("auto", "none"):
         return None if given == "none" else given
     if not given.isdecimal() or not int(given):
-        raise typer.BadParameter(f"--prefill-chunk-size is {given!r}; give a number of tokens, auto or none")
+        raise typer.BadParameter(f"{option} is {given!r}; give a number of {unit}, auto or none")
     return int(given)
 
 

@@ -113,9 +113,6 @@ Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the ser
 _CLUSTER = typer.Option(help="Address of the Ray cluster for replicas; auto: a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
 
-_IN_FLIGHT = typer.Option(min=1, help="Steps computed at once over several accelerators; by default as planned.")
-InFlight: TypeAlias = Annotated[int | None, _IN_FLIGHT]
-
 
 class LogLevel(str, Enum):
     """Levels of logging."""
@@ -159,7 +156,7 @@ def serve(
     draft_tokens: shared.DraftTokens = None,
     speculate: shared.Speculate = None,
     force_speculation: shared.ForceSpeculation = False,
-    steps_in_flight: InFlight = None,
+    steps_in_flight: shared.InFlight = None,
     lora: Adapters = None,
     prompt_lookup: shared.PromptLookup = 0,
     request_timeout: RequestTimeout = None,

@@ -48,7 +48,8 @@ def prepare_pippy(
         example_args: Positional arguments of one call: a micro-batch has as many rows.
         example_kwargs: Keyword arguments of one call, likewise. Without `example_args`, a call with as many positional
             arguments gives them in this order.
-        num_chunks: Micro-batches of a batch, if there is no example; by default as many as stages.
+        num_chunks: Micro-batches of a batch, if there is no example; by default as many as stages, or, in one process,
+            those of the model's plan.
         gather_output: Return the output on every process.
 
     Raises:

@@ -23,8 +23,8 @@ def compute_in_micro_batches(
     Args:
         found: The record of the model, which has stages.
         split_points: Names of the parts that the second and each further stage begins with; "auto": as they do.
-        rows: Rows of a micro-batch; None: a batch has so many `parts`, as many as there are accelerators if that is
-            None, too.
+        rows: Rows of a micro-batch; None: a batch has so many `parts`. If that is None, too, micro-batches are those of
+            the plan; if it has none, as many as there are accelerators.
         parts: Their number, if `rows` is None.
 
     Raises:
@@ -39,6 +39,8 @@ def compute_in_micro_batches(
             'dispatch it by another device map, or give split_points="auto"'
         )
     accelerators = len(set(found.stages.devices))
+    if parts is None:
+        rows = rows or found.plan.micro_batch_size
     chunks = parts or accelerators
     _check_room(found.plan, rows or -(-found.plan.batch_size // chunks), accelerators)
     found.micro_batches.size = rows

@@ -103,6 +103,7 @@ def test_a_prompt_that_is_too_long_has_an_error_and_the_others_an_answer(
     [
         (["--batch-file", "{prompts}"], "go together"),
         (["--output", "{answers}"], "go together"),
+        (["hello", "--steps-in-flight", "2"], "go together"),
         (["hello", "--batch-file", "{prompts}", "--output", "{answers}"], "do not apply to --batch-file"),
         ([], "give PROMPT, or --batch-file and --output"),
     ],
@@ -115,6 +116,17 @@ def test_options_that_do_not_go_together_are_named(
     assert run(["generate", model, *given]) == 2
     assert why in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not answers.exists()
+
+
+@pytest.mark.slow
+def test_steps_in_flight_are_the_engines(
+    model: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = tmp_path / "answers.jsonl"
+    assert generate(model, prompts, answers, "--batch-size", "2", "--steps-in-flight", "2") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 steps in flight need parts that are all resident on one of several accelerators" in said
+    assert generate(model, prompts, answers, "--batch-size", "2", "--steps-in-flight", "1") == 0
 
 
 def test_a_wrong_line_ends_the_run_before_anything_is_loaded(

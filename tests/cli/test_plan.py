@@ -147,6 +147,8 @@ def test_an_option_of_training_is_not_ignored_without_it(
         (["--train", "adamw", "--prefill-chunk-size", "16"], "--prefill-chunk-size"),
         (["--prefill-chunk-size", "small"], "--prefill-chunk-size"),
         (["--prefill-chunk-size", "0"], "--prefill-chunk-size"),
+        (["--train", "adamw", "--micro-batch-size", "2"], "--micro-batch-size"),
+        (["--micro-batch-size", "few"], "--micro-batch-size"),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(
@@ -163,6 +165,16 @@ def test_a_prompt_is_planned_in_chunks_if_asked_for(
     options = ["--context", "48", "--new-tokens", "8", "--max-memory", "cpu=1GB", "--prefill-chunk-size", given]
     assert run(["plan", str(folder), *options, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["prefill_chunk_size"] == size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "size"), [("2", 2), ("none", None)])
+def test_a_batch_is_planned_in_micro_batches_if_asked_for(
+    folder: Path, given: str, size: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--batch-size", "6", "--context", "8", "--max-memory", "0=1MB,1=1MB,cpu=1MB", "--strategy", "balanced"]
+    assert run(["plan", str(folder), *options, "--micro-batch-size", given, "--json"]) == 0
+    assert Plan.from_json(capsys.readouterr().out).micro_batch_size == size
 
 
 @pytest.mark.slow

@@ -57,6 +57,19 @@ def test_a_micro_batch_has_the_rows_of_an_example() -> None:
     assert steps(model) == 3
 
 
+@pytest.mark.slow
+def test_micro_batches_are_those_of_the_plan_unless_others_are_asked_for() -> None:
+    from tests.server.tiny import tiny_model
+
+    shape: dict[str, Any] = {"batch_size": 6, "context_length": 8, "micro_batch_size": 1}
+    for given, count in ({}, 6), ({"num_chunks": 2}, 2):
+        model = tiny_model(layers=2)
+        made = plan(model, {0: 2**28, 1: 2**28, "cpu": 2**40}, "balanced", **shape)
+        model = prepare_pippy(dispatch_model(model, made), **given)
+        model(torch.zeros(6, 4, dtype=torch.long, device="virtual:0"))
+        assert steps(model) == count
+
+
 def test_stages_begin_where_the_model_is_dispatched_to() -> None:
     assert prepare_pippy(in_stages(), ["layers.1"]).hf_split_points == ["layers.1"]
     with pytest.raises(TrainError, match=r"dispatched to stages that begin with \['layers\.1'\]"):

@@ -162,7 +162,9 @@ class _Planner:
                 f"node {node.name!r} has devices that this machine lacks, so nothing is known of its speed: give its "
                 '`machine`, the file that `bigmodel probe --json` prints there, or "nominal"'
             )
-        return made.prediction.token
+        token, after_pause = made.prediction.token, made.prediction.token_after_pause
+        beside_others = self.objective == "latency" and len(self.nodes.nodes) > 1
+        return after_pause if beside_others and after_pause is not None else token
 
     def _alike(self, node: Node, start: int, stop: int) -> tuple[int, Plan | BudgetError]:
         """Return the plan of layers of these kinds on such a node, or the error that there is none, and the first of

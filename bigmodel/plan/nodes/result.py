@@ -87,8 +87,12 @@ class NodesPlan:
 
     @property
     def step(self) -> float:
-        """Predicted seconds of one step of generation: of all stages and transfers, one after another."""
-        return sum(map(_token, self.stages)) + sum(crossing.step for crossing in self.crossings)
+        """Predicted seconds of one step of generation: of all stages and transfers, one after another. While other
+        nodes compute, the link of each goes on with what was queued on it."""
+        crossings = sum(crossing.step for crossing in self.crossings)
+        stages = [(_token(stage), _token_after_pause(stage)) for stage in self.stages]
+        whole = sum(after for _, after in stages) + crossings
+        return sum(max(after, token - (whole - after)) for token, after in stages) + crossings
 
     @property
     def prefill(self) -> float | None:
@@ -152,6 +156,11 @@ def _stages(entries: Iterable[dict[str, Any]]) -> tuple[Stage, ...]:
 
 def _without_plan(stage: Stage) -> dict[str, object]:
     return {"node": stage.node, "start": stage.start, "stop": stage.stop}
+
+
+def _token_after_pause(stage: Stage) -> float:
+    found = stage.plan.prediction
+    return _token(stage) if found is None or found.token_after_pause is None else found.token_after_pause
 
 
 def _token(stage: Stage) -> float:

@@ -20,7 +20,7 @@ from .expert_split import ExpertSplit
 from .speculation import Speculation
 from .stages import ResidentStages
 
-FORMAT = 13
+FORMAT = 14
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -125,12 +125,15 @@ class Prediction:
         token: seconds for one step of generation (or for one forward).
         binds: the bottleneck of a step.
         seconds_saved_per_gib: seconds of a step that one more GiB on each device would save.
+        token_after_pause: seconds of such a step if each begins so long after the one before that what was queued on
+            links has arrived, as where other nodes compute in between; None: `token`.
     """
 
     prefill: float | None
     token: float
     binds: str
     seconds_saved_per_gib: Mapping[Key, float] = field(default_factory=dict)
+    token_after_pause: float | None = None
 
 
 @dataclass(frozen=True)

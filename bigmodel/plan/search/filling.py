@@ -295,7 +295,9 @@ def fill_in_order(
 
 def place_greedily(items: Sequence[Item], capacity: Capacity) -> GroupPlacement | None:
     """Return the greedy placement, or None if the items cannot be placed under the budgets."""
-    best: GroupPlacement | None = None
+    best = place_away(items, capacity, {}) if capacity.accelerators else None
+    if best is not None:
+        return best
     # Nothing is streamed first, then ever larger groups.
     slot_sizes = {item.slot_bytes for item in items if item.can_stream} | {0}
     for slot_bytes in sorted(slot_sizes) if capacity.accelerators else ():
@@ -376,11 +378,20 @@ def balanced_caps(
 
     if not fit(capacities):
         return list(capacities)
+    # An item that is passed over lies on an earlier device than the one before it, which a pass then comes back to.
+    fit = _fit_in_order if _fit_in_order(costs, capacities) else _all_fit
     if low_zero and len(capacities) > 1:
+<<<<<<< HEAD
         first = _smallest(capacities[0], lambda cap: fit([cap, *capacities[1:]]))
         rest = _smallest(max(capacities[1:]), lambda cap: fit([first, *(min(cap, c) for c in capacities[1:])]))
         return [first, *(min(rest, capacity) for capacity in capacities[1:])]
     cap = _smallest(max(capacities), lambda cap: fit([min(cap, c) for c in capacities]))
+=======
+        first = _smallest(capacities[0], lambda cap: fit(costs, [cap, *capacities[1:]]))
+        rest = _smallest(max(capacities[1:]), lambda cap: fit(costs, [first, *(min(cap, c) for c in capacities[1:])]))
+        return [first, *(min(rest, capacity) for capacity in capacities[1:])]
+    cap = _smallest(max(capacities), lambda cap: fit(costs, [min(cap, c) for c in capacities]))
+>>>>>>> origin/h-links
     return [min(cap, capacity) for capacity in capacities]
 
 
@@ -394,6 +405,18 @@ def _all_fit(costs: Sequence[int], capacities: Sequence[int]) -> bool:
         return True
 
     return not fill_in_order(range(len(costs)), len(free), place)
+
+
+def _fit_in_order(costs: Sequence[int], capacities: Sequence[int]) -> bool:
+    """Whether all items fit if none is on an earlier device than the one before it."""
+    free, at = list(capacities), 0
+    for cost in costs:
+        while at < len(free) and cost > free[at]:
+            at += 1
+        if at == len(free):
+            return False
+        free[at] -= cost
+    return True
 
 
 def _smallest(high: int, enough: Callable[[int], bool]) -> int:

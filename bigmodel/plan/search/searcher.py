@@ -188,7 +188,8 @@ class Searcher:
             then = self.goal.seconds(found)
             saved[key] = max(0.0, now - then) / max(sum(self.goal.weights.values()), 1.0)
         prefill = steps[0].seconds * self.profile.phases[0].repeats if len(steps) > 1 else None
-        return Prediction(prefill, steps[-1].seconds, steps[-1].binds, saved)
+        paused = self.goal.cost.seconds_after_pause(len(steps) - 1, assignment)
+        return Prediction(prefill, steps[-1].seconds, steps[-1].binds, saved, paused)
 
     def _assignment(self, placement: GroupPlacement, capacity: Capacity) -> Assignment:
         return assignment_of(self.profile, self.groups, placement, self.stream_buffers, capacity)

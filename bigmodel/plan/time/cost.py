@@ -199,7 +199,7 @@ class CostModel:
             if execution in accelerators:
                 links[execution] = links.get(execution, 0.0) + visit.fetch + visit.on_demand
             disk += time.disk
-        seconds = seconds_of_pass(visits, assignment.slots, below)
+        seconds = seconds_of_pass(self._with_returns(visits, phase, assignment), assignment.slots, below)
         for unit in fetched_kv(self.profile, assignment.execution) if self.profile.kv_on_host else ():
             execution = assignment.execution[unit]
             links[execution] += self.units.kv_transfer(unit, execution, self.profile.phases[phase].name == STEP)
@@ -221,7 +221,21 @@ class CostModel:
         if self.profile.phases[phase].name == STEP:
             assignment = assignment.in_steps()
         times = self._times(phase, assignment, shared)
-        return seconds_of_pass(self._visits(phase, assignment, shared, times), assignment.slots, below)
+        visits = self._visits(phase, assignment, shared, times)
+        return seconds_of_pass(self._with_returns(visits, phase, assignment), assignment.slots, below)
+
+    def seconds_after_pause(self, phase: int, assignment: Assignment) -> float:
+        """Return the seconds of one pass of phase number `phase` if each begins so long after the one before that what
+        was queued on links has arrived."""
+        if self.profile.kv_on_host or self.profile.kv_in_ram or not is_accelerator(assignment.main):
+            return self.seconds(phase, assignment).seconds
+        shared = self._shared_state(assignment)
+        if self.profile.phases[phase].name == STEP:
+            assignment = assignment.in_steps()
+        visits = self._visits(phase, assignment, shared, self._times(phase, assignment, shared))
+        pause = sum(visit.fetch for visit in visits)
+        visits = [*self._with_returns(visits, phase, assignment), Visit(pause, device=assignment.main)]
+        return seconds_of_pass(visits, assignment.slots) - pause
 
     def _times(self, phase: int, assignment: Assignment, shared: _SharedState) -> list[_UnitTime]:
         """Return the time of each unit in a pass."""
@@ -264,6 +278,20 @@ class CostModel:
         leaving, arriving = (sum(seconds) for seconds in zip(*crossings, strict=True))
         # What arrives shares the device's link with its streamed weights.
         return visit._replace(compute=visit.compute + leaving, inputs=arriving)
+
+    def _with_returns(self, visits: list[Visit], phase: int, assignment: Assignment) -> list[Visit]:
+        """Return the visits of units and, behind units on other devices, those in which outputs of theirs are moved to
+        the main device."""
+        execution, main = assignment.execution, assignment.main
+        returned = self.units.input_transfers[phase].returned
+        away = [unit for unit in returned if execution[unit] != main]
+        if not away:
+            return visits
+        found = visits.copy()
+        for unit in sorted(away, reverse=True):
+            leaving, arriving = self.units.crossings(returned[unit], execution[unit], main)
+            found.insert(unit + 1, Visit(leaving, inputs=arriving, device=main))
+        return found
 
     def _shared_state(self, assignment: Assignment) -> _SharedState:
         """Return the properties of an assignment that all its phases and units share."""

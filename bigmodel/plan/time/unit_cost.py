@@ -251,10 +251,14 @@ class InputTransfers:
 
     Args:
         trace: one forward.
+
+    Attributes:
+        returned: by unit, its outputs that are moved to the main device as soon as it has computed them.
     """
 
     def __init__(self, trace: Trace) -> None:
         self._inputs: dict[int, tuple[Inputs, ...]] = {}
+        self.returned: dict[int, Inputs] = {}
         producers = {held.storage: (held.unit, False) for held in trace.initial}
         running = [OUTSIDE]
         for event in trace.outline:
@@ -266,9 +270,15 @@ class InputTransfers:
                 running.append(event.unit)
             elif isinstance(event, Leave):
                 running.pop()
-                made = (storage for storage, _ in event.outputs if producers.get(storage) == (event.unit, False))
+                made = {
+                    storage: size for storage, size in event.outputs if producers.get(storage) == (event.unit, False)
+                }
                 to = producers.get(event.source, NO_PRODUCER) if event.source is not None else (event.unit, True)
                 producers.update(dict.fromkeys(made, to))
+                if made and event.source is None:
+                    before = self.returned.get(event.unit, Inputs(event.unit, 0, 0, returned=True))
+                    sizes = before.tensors + len(made), before.nbytes + sum(made.values())
+                    self.returned[event.unit] = Inputs(event.unit, *sizes, returned=True)
 
     def may_cross(self, execution: Sequence[Key], main: Key) -> set[int]:
         """Return the units that may have inputs on other devices: those off the main device, and those that read what

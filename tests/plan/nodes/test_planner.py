@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from transformers import LlamaForCausalLM
 
 from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan import Node, Nodes, NodesPlan, plan_nodes
+from bigmodel.plan.result.plan import Prediction
 from bigmodel.profile.machine.machine import LinkSpeed, nominal_machine
 
 from ...profile.models import tiny_llama
@@ -54,6 +56,25 @@ def test_the_step_is_that_of_all_stages_and_links() -> None:
     assert made.step == pytest.approx(sum(stages) + links)
     assert made.prefill is not None
     assert made.slowest == max(*stages, *(crossing.step for crossing in made.crossings))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("second", "step"),
+    [
+        ((5.0, 5.0), 0.4 + 5.0),  # the first node's link is done long before its turn
+        ((0.5, 0.5), (1.0 - 0.5) + 0.5),  # and here it goes on for half of what it has to fetch
+        ((1.0, 0.4), 2 * (1.0 - 0.4)),
+        ((0.5, None), (1.0 - 0.5) + 0.5),
+    ],
+)
+def test_links_go_on_while_other_nodes_compute(second: tuple[float, float | None], step: float) -> None:
+    made = plan_nodes(llama(2), nodes_of("10MB", "10MB"), **SHAPE)
+    predictions = [Prediction(None, token, "the link", {}, after) for token, after in ((1.0, 0.4), second)]
+    stages = [
+        replace(stage, plan=replace(stage.plan, prediction=found)) for stage, found in zip(made.stages, predictions)
+    ]
+    assert replace(made, stages=tuple(stages), crossings=()).step == pytest.approx(step)
 
 
 @pytest.mark.slow

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigmodel.plan import balanced_caps
+from bigmodel.plan import balanced_caps, plan
 from bigmodel.plan.search.filling import Filling, fill_around, fill_in_order, options_of, place_greedily
 from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 
+from ...profile.models import tiny_llama
 from .groups import fill, group, placement_of
 
 STREAMED, RESIDENT, COMPUTED = ("cpu", 0), (0, 0), ("cpu", "cpu")
@@ -233,6 +235,19 @@ def test_no_budget_is_passed(
     ]  # fmt: skip
     assert found.slots == min(len(streamed), 2)
     assert all(item.slot_bytes <= found.slot_bytes for item in streamed)
+
+
+def test_caps_leave_room_for_the_last_items_behind_those_before_them() -> None:
+    assert balanced_caps([2, 20, 20, 20, 20, 1, 2], [99] * 4) == [23] * 4
+    assert balanced_caps([2, 20, 20, 20, 20, 1, 2], [22] * 4) == [22] * 4  # where that is too much, all fit at least
+
+
+@pytest.mark.slow
+def test_a_balanced_model_goes_through_the_devices_once() -> None:
+    made = plan(tiny_llama(num_hidden_layers=4), {**dict.fromkeys(range(4), 2**26), "cpu": 2**30}, "balanced")
+    places = [part.device for part in made.parts]
+    assert places == sorted(places, key=str)
+    assert set(places) == {0, 1, 2, 3}
 
 
 def test_unequal_devices_are_capped_by_their_capacities() -> None:

@@ -91,6 +91,39 @@ def test_inputs_from_the_host_wait_for_weights_on_the_link() -> None:
     assert step.seconds >= step.link + following
 
 
+def test_outputs_that_come_from_the_host_wait_for_weights_on_the_link() -> None:
+    cost, streamed, units = CostModel(profile(), machine(link=1e6)), blocks_at(*STREAMED), profile().units
+    first = next(index for index, unit in enumerate(units) if unit.is_block)
+    lookup = next(index for index, unit in enumerate(units) if unit.is_lookup)
+    assert lookup < first
+    assert lookup in (profile().returning or ())
+    resident = replace(streamed, storage=tuple(0 if i == first else key for i, key in enumerate(streamed.storage)))
+    on_host = replace(
+        resident,
+        storage=tuple("cpu" if i == lookup else key for i, key in enumerate(resident.storage)),
+        execution=tuple("cpu" if i == lookup else key for i, key in enumerate(resident.execution)),
+    )
+    # The first streamed block is queued at the end of a pass: what is looked up for the next one comes behind it.
+    following = cost.units.compute(1, first, 0)
+    step = cost.seconds(1, on_host)
+    assert step.seconds >= step.link + following
+    assert step.seconds == cost.seconds_alone(1, on_host)
+    assert cost.seconds(1, resident).seconds < step.link + following
+
+
+def test_after_a_pause_the_first_block_has_arrived() -> None:
+    cost, streamed, units = CostModel(profile(), machine(link=1e6)), blocks_at(*STREAMED), profile().units
+    blocks = [index for index, unit in enumerate(units) if unit.is_block]
+    fetches = [cost.units.fetch(1, index, STREAMED, 0) for index in blocks]
+    assert cost.seconds(1, streamed).seconds >= sum(fetches)
+    computing = sum(cost.units.compute(1, index, 0) for index in range(-1, len(units)))
+    assert sum(fetches[1:]) < cost.seconds_after_pause(1, streamed) <= sum(fetches[1:]) + computing
+    for where in (RESIDENT, COMPUTED):
+        assert cost.seconds_after_pause(1, blocks_at(*where)) == pytest.approx(
+            cost.seconds(1, blocks_at(*where)).seconds
+        )
+
+
 def test_blocks_that_a_step_computes_on_the_host_are_streamed_in_the_prompt() -> None:
     cost, streamed = CostModel(profile(), machine()), blocks_at(*STREAMED)
     blocks = [index for index, unit in enumerate(profile().units) if unit.is_block]
