@@ -97,6 +97,8 @@ class LocalSource(ModelSource):
         try:
             content = path.read_bytes()
         except FileNotFoundError as error:
+            if self.path.is_file():
+                find_checkpoint_file(self.path)  # raises for a file that is no checkpoint's: then that is what is wrong
             raise CheckpointNotFoundError(
                 f"{self.folder}: has no {CONFIG_FILE}, so the architecture is not known; save the model's config there"
             ) from error

@@ -236,7 +236,8 @@ class HasBodyLimit(Protocol):
 
 
 class BodyLimit:
-    """413 for bodies longer than ``limits.body_limit``, announced or not; no more than that is ever buffered.
+    """413 for bodies longer than ``limits.body_limit``, announced or not; no more than that is ever buffered. 415 for
+    compressed ones: how long they are is known once they are decompressed.
 
     Those of uploads, which are not buffered, may be as long as ``limits.upload_limit``.
     """
@@ -250,9 +251,16 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         limit = self._limits.upload_limit if scope["path"] == UPLOAD_PATH else self._limits.body_limit
-        announced = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        encoding = headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            why = f"bodies are not decompressed: send this one without 'Content-Encoding: {encoding}'"
+            await self._refuse(APIError(415, why, code="unsupported_encoding"), scope, receive, send)
+            return
+        announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > limit:
-            await self._refuse(limit, scope, receive, send)
+            error = APIError(413, f"the body is longer than {limit} bytes", code="body_too_long")
+            await self._refuse(error, scope, receive, send)
             return
         seen = 0
 
@@ -266,8 +274,8 @@ class BodyLimit:
 
         await self._app(scope, limited, send)
 
-    async def _refuse(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
-        error = APIError(413, f"the body is longer than {limit} bytes", code="body_too_long")
+    @staticmethod
+    async def _refuse(error: APIError, scope: Scope, receive: Receive, send: Send) -> None:
         await counted(scope["app"], error, scope["path"])(scope, receive, send)
 
 

@@ -6,6 +6,7 @@ status  type                   when
 404     invalid_request_error  no such model, file or batch, no such route
 409     invalid_request_error  a file that a batch needs, a batch that has ended
 413     invalid_request_error  body too long, no place for a file
+415     invalid_request_error  a compressed body
 422     invalid_request_error  a field missing or of the wrong type
 429     rate_limit_error       the queue is full, or a client's turn does not come; ``Retry-After`` says when to retry
 500     server_error           the engine failed during the request
@@ -171,7 +172,10 @@ def from_validation(errors: list[Any]) -> APIError:
         place.append(first["ctx"]["field"])
     param = ".".join(map(str, place)) or None
     if kind == "json_invalid":
-        return _no_json(first["ctx"]["error"])
+        at = "".join(f" at character {part}" for part in first["loc"][1:])
+        return _no_json(f"{first['ctx']['error']}{at}")
+    if kind == "missing" and not first["loc"][1:]:
+        return APIError(422, f"there is no body: {_NO_OBJECT}", code="missing_required_parameter")
     if kind == "extra_forbidden":
         return APIError(
             400, f"'{param or ''}' is not supported by this server", param=param, code="unsupported_parameter"

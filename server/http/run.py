@@ -21,7 +21,7 @@ from bigmodel.errors import ServeError
 from bigmodel.server.http.client_limits import CONNECTIONS, HEADER_BYTES, BoundedProtocol, request_id
 from bigmodel.server.http.process_memory import return_beside_the_next_load, return_freed_memory, use_few_arenas
 from bigmodel.server.http.state import ServerState
-from bigmodel.server.models.garbage import keep_what_is_loaded
+from bigmodel.server.models.garbage import exempt_nothing, keep_what_is_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     threading.Thread(target=server.watch_for_failure, name="bigmodel-watch", daemon=True).start()
     threading.Thread(target=server.trim, name="bigmodel-trim", daemon=True).start()
     server.run(sockets=[listener])
+    exempt_nothing()
     code = 1 if state.failure is not None else 130 if server.interrupted else 0
     if state.pool.busy:
         # The loader cannot be interrupted in a download or a long computation: exit without waiting for it.

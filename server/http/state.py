@@ -80,7 +80,7 @@ class Settings:
 
     Raises:
         ServeError: A key is empty, or begins or ends with a space, there is no such parser, an adapter has the model's
-            name, or a host for images is none, or an origin is none.
+            name, no body is short enough, or a host for images is none, or an origin is none.
     """
 
     model_name: str
@@ -106,6 +106,8 @@ class Settings:
         self.named_keys  # noqa: B018  # raises for a wrong one
         if self.model_name in self.adapters:
             raise ServeError(f"an adapter is called '{self.model_name}' as the model is; give it another name")
+        if self.max_body_bytes == 0:
+            raise ServeError("a limit of 0 bytes refuses every body; give more, or none for a limit by the context")
         ImageHosts(self.image_hosts)
         check_origins(self.allowed_origins)
 

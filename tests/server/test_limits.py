@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
@@ -121,6 +122,14 @@ def test_a_body_that_is_too_long_is_refused_with_and_without_a_length() -> None:
         unannounced = post(url, content=chunks(), headers=JSON)
         assert (unannounced.status_code, unannounced.json()["error"]["code"]) == (413, "body_too_long")
         assert post(url, json=body()).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/files"])
+def test_a_compressed_body_is_refused(url: str, path: str) -> None:
+    packed = gzip.compress(json.dumps(body()).encode())
+    answer = httpx.post(f"{url}{path}", content=packed, headers={**JSON, "Content-Encoding": "gzip"})
+    assert answer.status_code == 415
+    assert "send this one without 'Content-Encoding: gzip'" in answer.json()["error"]["message"]
 
 
 def gated_app(**engine: Any) -> tuple[Any, Gated]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bigmodel.dispatch.attach.dispatched import dispatched
-from bigmodel.errors import CheckpointNotFoundError, ServeError, SizeError
+from bigmodel.errors import CheckpointFormatError, CheckpointNotFoundError, ServeError, SizeError
 from bigmodel.quantized.host_kernels import HOST_KERNELS
 from bigmodel.server import Loaded, Loading
 from bigmodel.server.loading import (
@@ -61,6 +61,12 @@ def test_a_folder_that_is_no_models_says_what_it_lacks(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "tokenizer"):
         with pytest.raises(CheckpointNotFoundError, match=r"has no config\.json, so the architecture is not known"):
             load(str(folder))
+
+
+def test_a_file_that_is_no_checkpoints_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(CheckpointFormatError, match=r"notes\.txt: is neither \.safetensors, \.bin, \.gguf nor"):
+        load(str(tmp_path / "notes.txt"))
 
 
 @pytest.mark.slow

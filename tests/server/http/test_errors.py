@@ -137,6 +137,22 @@ def test_invalid_json_is_a_bad_request(url: str, text: bytes, why: str) -> None:
     assert why in error["message"]
 
 
+def test_the_place_of_a_mistake_in_json_is_named(url: str) -> None:
+    answer = httpx.post(f"{url}/v1/completions", content=b'{"model": "tiny", "n": 1,}', headers=JSON)
+    assert answer.json()["error"]["message"].endswith(" at character 25")
+
+
+def test_a_request_without_a_body_is_told_what_one_is(url: str) -> None:
+    answer = httpx.post(f"{url}/v1/completions", headers=JSON)
+    assert answer.status_code == 422
+    assert answer.json()["error"] == {
+        "message": "there is no body: the body must be a JSON object, sent with 'Content-Type: application/json'",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "missing_required_parameter",
+    }
+
+
 def test_unknown_routes_and_methods_are_404_and_405(url: str) -> None:
     missing, refused = httpx.get(f"{url}/v1/nothing"), httpx.get(f"{url}/v1/completions")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")

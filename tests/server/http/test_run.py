@@ -6,6 +6,7 @@ What is asked every second does not fill the log; what a client did, and what fa
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from bigmodel.server.http import run as run_module
 from bigmodel.server.http.run import DrainingServer, WithoutPolling, bind, server_config, url
 from bigmodel.server.http.state import ServerState, Settings
 from tests.preloaded import Program
+from tests.server.live import tiny_app
 
 
 @contextlib.contextmanager
@@ -95,6 +97,21 @@ def test_a_signal_gives_up_what_batches_have_answered_before_anything_is_waited_
     while not server.should_exit:
         time.sleep(0.001)
     assert left == [False]
+
+
+def test_objects_are_collected_again_once_the_server_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those that are exempt are not freed when the process ends, and libraries report theirs as leaks."""
+
+    def serve(server: DrainingServer, sockets: list[socket.socket]) -> None:
+        gc.freeze()  # as when a model is loaded
+        server.should_exit = True
+
+    monkeypatch.setattr(DrainingServer, "run", serve)
+    for of_the_process in ("use_few_arenas", "_allow_files"):
+        monkeypatch.setattr(run_module, of_the_process, lambda *_: None)
+    with bind("127.0.0.1", 0) as listener:
+        assert run_module.run(tiny_app(), listener) == 0
+    assert not gc.get_freeze_count()
 
 
 @pytest.mark.slow

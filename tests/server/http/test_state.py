@@ -70,6 +70,11 @@ async def test_only_the_served_model_exists() -> None:
     assert (await refusal(serving, "other")).code == "loading"  # it is not known yet what can be answered at all
 
 
+def test_a_limit_that_no_body_keeps_is_refused() -> None:
+    with pytest.raises(ServeError, match="refuses every body"):
+        Settings("tiny", max_body_bytes=0)
+
+
 @pytest.mark.parametrize("key", ["", " ", "sesame ", "sesame\n"])
 def test_invalid_api_keys_are_refused(key: str) -> None:
     with pytest.raises(ServeError, match="API key"):
