@@ -28,18 +28,24 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 WORKERS_IMPORT = (
     "anthropic.types.beta",
+    "bigmodel.server.http.app",
     "bigmodel.server.http.run",
+    "compressed_tensors",
+    "deepspeed",  # transformers imports it wherever a model is saved
     "fastapi",
+    "httpx",
     "peft",
     "openai.types",
     "schemathesis",
     "tensorboard.backend.event_processing.event_file_loader",
     "torch.distributed.tensor",
+    "torchmetrics",
     "transformers.conversion_mapping",
     "transformers.distributed.checkpoint",
     "transformers.integrations.finegrained_fp8",
     "transformers.integrations.flash_attention",
     "transformers.models.llama.modeling_llama",
+    "xgrammar",
 )
 """What modules of tests import: seconds of every worker's start. None of these modules starts a thread."""
 
@@ -54,13 +60,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if getattr(config.option, "testrunuid", "") is None:
+    is_worker = hasattr(config, "workerinput")
+    if getattr(config.option, "testrunuid", "") is None and not is_worker:
         # Its workers, and what they start, find the server of this run by its name.
         config.option.testrunuid = os.environ["PYTEST_XDIST_TESTRUNUID"] = secrets.token_hex()
-    is_worker = hasattr(config, "workerinput")
     names_profile = config.getoption("hypothesis_profile", None) is not None  # the plugin registers them
     if is_worker or names_profile or config.getoption("dist", "no") == "no" or config.getoption("collectonly"):
         config.pluginmanager.import_plugin("tests.shared")
+        config.pluginmanager.import_plugin("tests.caught_logs")
     else:
         gc.enable()
 

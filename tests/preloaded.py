@@ -52,6 +52,8 @@ MODULES = (
     "pydantic.fields",
 )
 """What the server imports. None of these modules starts a thread, which a fork would lose."""
+NVML = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+"""What `bigmodel.devices` adds to the environment of the process that imports it: a forked one has imported it."""
 STREAMS = 3
 """Standard input, output and error of a program."""
 
@@ -437,6 +439,7 @@ def _place(request: dict[str, Any], descriptors: list[int]) -> None:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["env"])
+    os.environ.setdefault(*NVML)
     os.chdir(request["cwd"])
 
 
