@@ -372,26 +372,19 @@ def balanced_caps(
     free = [cost for index, cost in enumerate(costs) if index not in fixed]
     held = sum(costs) - sum(free)
 
-    def fit(caps: Sequence[int]) -> bool:
+    def fit(caps: Sequence[int], placed: Callable[[Sequence[int], Sequence[int]], bool]) -> bool:
         left = [cap - held if at == main else cap for at, cap in enumerate(caps)]
-        return left[main] >= 0 and _all_fit(free, left)
+        return left[main] >= 0 and placed(free, left)
 
-    if not fit(capacities):
+    if not fit(capacities, _all_fit):
         return list(capacities)
     # An item that is passed over lies on an earlier device than the one before it, which a pass then comes back to.
-    fit = _fit_in_order if _fit_in_order(costs, capacities) else _all_fit
+    placed = _fit_in_order if fit(capacities, _fit_in_order) else _all_fit
     if low_zero and len(capacities) > 1:
-<<<<<<< HEAD
-        first = _smallest(capacities[0], lambda cap: fit([cap, *capacities[1:]]))
-        rest = _smallest(max(capacities[1:]), lambda cap: fit([first, *(min(cap, c) for c in capacities[1:])]))
+        first = _smallest(capacities[0], lambda cap: fit([cap, *capacities[1:]], placed))
+        rest = _smallest(max(capacities[1:]), lambda cap: fit([first, *(min(cap, c) for c in capacities[1:])], placed))
         return [first, *(min(rest, capacity) for capacity in capacities[1:])]
-    cap = _smallest(max(capacities), lambda cap: fit([min(cap, c) for c in capacities]))
-=======
-        first = _smallest(capacities[0], lambda cap: fit(costs, [cap, *capacities[1:]]))
-        rest = _smallest(max(capacities[1:]), lambda cap: fit(costs, [first, *(min(cap, c) for c in capacities[1:])]))
-        return [first, *(min(rest, capacity) for capacity in capacities[1:])]
-    cap = _smallest(max(capacities), lambda cap: fit(costs, [min(cap, c) for c in capacities]))
->>>>>>> origin/h-links
+    cap = _smallest(max(capacities), lambda cap: fit([min(cap, c) for c in capacities], placed))
     return [min(cap, capacity) for capacity in capacities]
 
 
