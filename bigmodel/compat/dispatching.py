@@ -16,8 +16,8 @@ from torch import nn
 
 from .. import dispatch
 from ..checkpoint import Checkpoint
-from ..devices import DISK, HOST, DeviceLike
-from ..dispatch.attach.dispatched import dispatched
+from ..devices import DeviceLike
+from ..dispatch.attach.dispatched import accelerators_first, dispatched
 from ..dispatch.dispatch import place_and_attach
 from ..dispatch.load import load_checkpoint_and_dispatch as load_and_dispatch
 from ..dispatch.placement.offload_files import fill_meta
@@ -85,7 +85,7 @@ def dispatch_model(
             **arguments,
         )
     if isinstance(device_map, Mapping):
-        model.__dict__["hf_device_map"] = dict(device_map)
+        model.__dict__["hf_device_map"] = accelerators_first(device_map)
     return with_hooks(model)
 
 
@@ -192,15 +192,9 @@ def cast_on_device(model: nn.Module, index: Mapping[str, Entry] | None) -> torch
 
 
 def with_hooks(model: nn.Module) -> nn.Module:
-    """Let the modules of a dispatched model show hooks, now and after it is dispatched again.
-
-    In its map accelerators come first: pipelines of transformers make their inputs on the first device of the map, and
-    "disk" is none.
-    """
+    """Let the modules of a dispatched model show hooks, now and after it is dispatched again."""
     found = dispatched(model)
     assert found is not None
-    shown: dict[str, Any] = model.__dict__["hf_device_map"]
-    model.__dict__["hf_device_map"] = dict(sorted(shown.items(), key=lambda entry: entry[1] in (HOST, DISK)))
     found.options = replace(found.options, observer=show_hooks)
     found.observe(model)
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from ...devices import HOST, is_accelerator
+from ...devices import DISK, HOST, is_accelerator
 from ...devices.caching import hold_to, memory_peaks
 from ...devices.scripts import OverriddenScripts
 from ...errors import DispatchError
@@ -50,6 +50,13 @@ GUARDS = (RefuseConversion, assigning.CopiesAssigned, copying_parts.CopyPart)
 
 DISPATCH_ATTRIBUTES = (ATTRIBUTE, METHOD, PREFILL, "hf_device_map", "dispatch_stats", "__deepcopy__")
 """Names that dispatching adds to the model's own attributes."""
+
+
+def accelerators_first(places: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a device map with accelerators first, then the host: pipelines of transformers make their inputs on the
+    first device of a model's map, and "disk" is none."""
+    tiers = {HOST: 1, DISK: 2}
+    return dict(sorted(places.items(), key=lambda place: tiers.get(place[1], 0)))
 
 
 class Dispatched(NotCopied):
@@ -152,7 +159,7 @@ class Dispatched(NotCopied):
         self._limit_transforms(model)
         self.follow_optimizers()
         model.__dict__[ATTRIBUTE] = self
-        model.__dict__["hf_device_map"] = self.resolved.keys
+        model.__dict__["hf_device_map"] = accelerators_first(self.resolved.keys)
         model.__dict__["dispatch_stats"] = self.stats
         if hasattr(type(model), METHOD):
             model.__dict__[METHOD] = DecodeAsResident(model, self.main_device)

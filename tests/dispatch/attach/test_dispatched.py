@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,6 +34,13 @@ def test_a_dispatched_model_knows_its_map_its_names_and_its_ties() -> None:
     assert found.plan.device_map["blocks.3"] == "cpu"
     assert found.ties == {"head.weight": "embed.weight"}
     assert "blocks.3.down.bias" in found.names
+
+
+def test_the_map_that_pipelines_read_begins_with_a_device_that_tensors_can_be_on(tmp_path: Path) -> None:
+    places = {"embed": "disk", "head": "disk", "blocks": "cpu", "": 0}
+    model = dispatch_model(stack(), places, offload_dir=tmp_path)
+    assert list(model.hf_device_map.values()) == [0, "cpu", "disk", "disk"]
+    assert model.hf_device_map == places
 
 
 def test_moved_bytes_are_counted_by_the_tier_they_moved_to() -> None:
