@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from bigmodel.errors import CheckpointMismatchError
@@ -125,10 +126,22 @@ def _read_own(accelerator: AcceleratorCore, folder: Path) -> None:
         path = folder / _own_name(0)
     own = load_object(path)
     accelerator.step = own["step"]
-    for loader, state in zip(accelerator._dataloaders, own["data_loaders"], strict=True):
-        loader.load_state_dict(state)
+    if "data_loaders" in own:  # accelerate keeps none
+        for loader, state in zip(accelerator._dataloaders, own["data_loaders"], strict=True):
+            loader.load_state_dict(state)
     if mine:
-        set_full_state(own["generators"])
+        set_full_state(own["generators"] if "generators" in own else _generators_of_accelerate(own))
+
+
+def _generators_of_accelerate(own: dict[str, Any]) -> dict[str, Any]:
+    """Return the generators' states that a file of accelerate holds, as those of `full_state`."""
+    name, keys, *rest = own["numpy_random_seed"]
+    found = {
+        "python": own["random_state"],
+        "numpy": (name, torch.from_numpy(keys.astype("int64")), *rest),
+        "torch": own["torch_manual_seed"],
+    }
+    return found | ({"cuda": own["torch_cuda_manual_seed"]} if "torch_cuda_manual_seed" in own else {})
 
 
 def _own_name(process_index: int) -> str:

@@ -14,9 +14,10 @@ class Tracking(AcceleratorCore):
 
     log_with: list[Any]
     trackers: list[Any]
+    _unfinished: list[Any]
 
     def _choose_trackers(self, log_with: Any) -> None:
-        self.trackers = []
+        self.trackers, self._unfinished = [], []
         self.log_with = []
         if log_with is None:
             return
@@ -45,6 +46,7 @@ class Tracking(AcceleratorCore):
         self.trackers = start_trackers(
             self.log_with, project_name, self.project_configuration.logging_dir, config, init_kwargs or {}
         )
+        self._unfinished = list(self.trackers)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return the tracker `name`, or with `unwrap` the library's own object in it.
@@ -80,9 +82,8 @@ class Tracking(AcceleratorCore):
             tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
 
     def end_training(self) -> None:
-        """Finish all trackers, even if one fails, and leave the process group."""
-        trackers, self.trackers = self.trackers, []
+        """Finish all trackers, even if one fails, and leave the process group. `get_tracker` still returns them."""
         with ExitStack() as last_first:
             last_first.callback(self.state.destroy_process_group)
-            for tracker in reversed(trackers):
-                last_first.callback(tracker.finish)
+            while self._unfinished:
+                last_first.callback(self._unfinished.pop().finish)

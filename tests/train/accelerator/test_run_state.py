@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -56,6 +58,30 @@ def test_a_process_that_was_not_there_takes_the_place_of_process_0(
     read_run_state(again.accelerator, tmp_path)
     assert again.loader.iteration == 1
     assert "random_states_1.pkl is not in the checkpoint" in caplog.text
+
+
+def test_a_checkpoint_of_accelerate_is_read(tmp_path: Path) -> None:
+    run = Run(Accelerator())
+    run.epoch()
+    write_run_state(run.accelerator, tmp_path)
+    (tmp_path / "checkpoint.json").unlink()
+    weights = run.weights()
+    run.accelerator.step = 5
+    states = {
+        "step": 5,
+        "random_state": random.getstate(),
+        "numpy_random_seed": np.random.get_state(),
+        "torch_manual_seed": torch.get_rng_state(),
+    }
+    torch.save(states, tmp_path / "random_states_0.pkl")
+    drawn = (random.random(), np.random.rand(), torch.rand(()).item())
+    fresh_states()
+    again = Run(Accelerator())
+    read_run_state(again.accelerator, tmp_path)
+    assert (random.random(), np.random.rand(), torch.rand(()).item()) == drawn
+    assert torch.equal(again.weights(), weights)
+    assert again.accelerator.step == 5
+    assert again.schedule.get_last_lr() == run.schedule.get_last_lr()
 
 
 def test_saving_inside_a_window_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

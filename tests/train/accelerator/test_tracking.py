@@ -22,6 +22,16 @@ def test_a_tracker_of_one_s_own_sees_the_whole_run() -> None:
     assert tracker.seen == ["start", {"lr": 0.1}, ({"loss": 1.0}, 3, {"commit": True}), "finish"]
 
 
+def test_trackers_can_be_read_after_the_training_and_are_finished_once() -> None:
+    tracker = Remembering()
+    accelerator = Accelerator(log_with=tracker)
+    accelerator.init_trackers("project")
+    accelerator.end_training()
+    accelerator.end_training()
+    assert accelerator.get_tracker("remembering") is tracker
+    assert tracker.seen.count("finish") == 1
+
+
 def test_without_trackers_logging_does_nothing() -> None:
     accelerator = Accelerator()
     accelerator.init_trackers("project")
