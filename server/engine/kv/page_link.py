@@ -7,6 +7,7 @@ what the next step is expected to read first is fetched; a step that reads somet
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 
@@ -205,11 +206,13 @@ class PageLink:
         arrived, slot.arrived = slot.arrived, None
         if arrived is None:
             return
+        begun = time.perf_counter()
         try:
             arrived.wait()
         except BaseException:
             slot.of = None
             raise
+        self._stats.add(waited=time.perf_counter() - begun)
         for memory, like in zip(slot.memory, self._pages[slot.layer], strict=True):
             rows = _as_rows(memory, like, len(reading.rows))
             for at, of, count in reading.parts[1]:
@@ -235,7 +238,8 @@ class PageLink:
                 target = _as_rows(memory[which], held, len(reading.rows))
                 copies += [(target[at : at + len(source)], source) for at, _, source in sources]
         queued: list[Event] = []
-        if not arriving and (copies or slot.arrived is not None):  # what nobody has waited for is overwritten, too
+        overwritten = slot.arrived is not None or slot.attended is not None  # compute is ordered after this, too
+        if not arriving and (copies or overwritten):
             slot.queued()
             queued.append(self._queue(copies, computed))
         slot.of, slot.is_ahead, slot.reads, slot.attended = (layer, reading), is_ahead, arriving, None
