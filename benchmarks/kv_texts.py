@@ -108,9 +108,9 @@ class ServedText(Text):
         kv = kv_maker(self._runner, sizes.context, in_ram)()
         assert isinstance(kv, PagedKV)
         kv.reserve(sizes.context)
-        self._kv, self._at = kv, 1
+        self._kv, self._at, self._end = kv, 1, sizes.context
         self._step()
-        self._at = sizes.context - 64
+        self._begin = self._at = sizes.context - 64
         generator = torch.Generator().manual_seed(0)
         for layer in kv.layers():
             shape = (self._at, sizes.width // 64, 32)
@@ -123,6 +123,7 @@ class ServedText(Text):
         from bigmodel.server.engine.compute.runner import PackedTokens
 
         found = self._runner.compute([PackedTokens(self._kv, [1], self._at, 1, 1)])[0]
+        self._at = self._at + 1 if self._at + 1 < self._end else self._begin
         assert found is not None
         return found
 

@@ -101,7 +101,15 @@ class DispatchError(BigModelError, RuntimeError):
 
 
 class KVDiskError(DispatchError):
-    """Keys and values cannot be written to the disk that the plan has them on, or read from it."""
+    """Keys and values cannot be written to the disk that the plan has them on, or read from it.
+
+    Attributes:
+        why: The reason alone, without names of this machine.
+    """
+
+    def __init__(self, message: str, why: str = "the disk failed") -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class TrainError(BigModelError, RuntimeError, ValueError):

@@ -345,8 +345,7 @@ class EngineCore:
     def _fail_step(self, request: Request, error: BaseException) -> None:
         if isinstance(error, KVDiskError):
             logger.error("request %s failed: %s", request.request_id, str(error))
-            why = getattr(error.__cause__, "strerror", None) or "the disk failed"
-            self.fail(request, "engine", f"keys and values cannot be kept on disk: {why}")
+            self.fail(request, "engine", f"keys and values cannot be kept on disk: {error.why}")
             return
         logger.error("request %s failed", request.request_id, exc_info=error)
         self.fail(request, "engine", f"computing a step failed: {type(error).__name__}")

@@ -14,7 +14,7 @@ from bigmodel.plan import Plan
 from bigmodel.server.engine.budget import EngineOptions
 from bigmodel.server.engine.compute.draft import Drafter
 from bigmodel.server.engine.compute.media import takes_images
-from bigmodel.server.engine.compute.runner import PackedRunner, Runner, kept_on_host
+from bigmodel.server.engine.compute.runner import PackedRunner, Runner
 from bigmodel.server.engine.in_flight import InFlight
 
 logger = logging.getLogger(__name__)
@@ -61,9 +61,6 @@ def _refusal(model: torch.nn.Module, runner: Runner, drafter: Drafter | None) ->
         return "recurrent states"
     if drafter is not None:
         return "proposed tokens, which are chosen after one step and before the next"
-    kept = kept_on_host(model)
-    if kept is not None and kept.older is not None:
-        return "keys and values on disk"
     return "images" if takes_images(model) else None
 
 

@@ -161,9 +161,11 @@ class _State(Collector):
                 if entry[kind] is not None:
                     memory.add_metric([entry["device"], kind], entry[kind])
         yield memory
-        moved = CounterMetricFamily("bigmodel_streamed_bytes", "Weights fetched", labels=["device", "tier"])
+        moved = CounterMetricFamily(
+            "bigmodel_streamed_bytes", "Weights, and keys and values, fetched", labels=["device", "tier"]
+        )
         waited = CounterMetricFamily(
-            "bigmodel_stream_wait_seconds", "Time forwards waited for weights", labels=["device"]
+            "bigmodel_stream_wait_seconds", "Time forwards waited for these", labels=["device"]
         )
         for entry in [] if running is None else streamed(running):
             moved.add_metric([entry["device"], "ram"], entry["bytes_from_ram"])

@@ -131,11 +131,18 @@ def devices(running: RunningModel, before: Mapping[str, int]) -> list[dict[str, 
 
 
 def streamed(running: RunningModel) -> list[dict[str, Any]]:
-    """Streaming counters by device: bytes fetched from RAM and disk, seconds waited; empty if nothing streams."""
+    """Streaming counters by device: bytes fetched from RAM and disk, seconds waited; empty if nothing streams.
+
+    Experts that are fetched one by one are apart, by device; ``kv`` are keys and values of all devices.
+    """
     stats = getattr(running.model, "dispatch_stats", None)
-    if stats is None:
-        return []
-    return [{"device": key, **counters} for key, counters in stats().items() if key not in (SPECULATION, STAGES)]
+    found: list[dict[str, Any]] = []
+    for key, counters in ({} if stats is None else stats()).items():
+        if key == "experts":
+            found += [{"device": f"{device}, experts", **own} for device, own in counters.items()]
+        elif key not in (SPECULATION, STAGES):
+            found.append({"device": key, **counters})
+    return found
 
 
 def stages(engine: Engine) -> dict[str, Any] | None:

@@ -72,9 +72,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, log: Path, *arguments: str, breaks: bool = False, wait: bool = True) -> Iterator[Served]:
+def serving(
+    folder: Path, log: Path, *arguments: str, breaks: bool = False, wait: bool = True, memory: str = "cpu=1GiB"
+) -> Iterator[Served]:
     """A process of `bigmodel serve`, once it is ready, or (not ``wait``) once it has said where it serves."""
-    given = ["serve", folder, "--port", "0", "--max-memory", "cpu=1GiB", *arguments]
+    given = ["serve", folder, "--port", "0", "--max-memory", memory, *arguments]
     command = ["-m", "tests.cli.serve_command", "breaks" if breaks else "sound", *given]
     with log.open("w") as output:
         process = Program(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ...checkpoint.pages import release
 from ...plan.memory.host_kv import kv_blocks, rows_on_disk
 from .kv_file import KVDisk, KVRange
 
@@ -105,11 +104,13 @@ class HostRows:
 
     def tensor(self) -> torch.Tensor:
         """Return a copy of all rows as [sequences, heads, rows, dim]."""
-        spans = list(self.spans(0, self.length))
-        found = torch.cat(spans).permute(1, 2, 0, 3).contiguous()
-        for mapped in spans[: len(list(self._in_file(0, self.on_disk)))]:
-            release(mapped)
-        return found
+        assert self._shape is not None
+        spans = []
+        for place, first, count in self._in_file(0, self.on_disk):
+            spans.append(torch.empty(count, *self._shape, dtype=self._dtype))
+            place.read(first * self.row_bytes, spans[-1])
+        spans += self.spans(self.on_disk, self.length)
+        return torch.cat(spans).permute(1, 2, 0, 3).contiguous()
 
     def keep(self, rows: int) -> None:
         """Forget all rows but the first `rows`."""

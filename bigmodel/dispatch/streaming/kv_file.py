@@ -1,8 +1,8 @@
 """Files for keys and values whose RAM would pass the host's budget: unlinked from the start, and cut into ranges.
 
 No other process sees such a file, and its space is freed by the kernel however this process ends. The space of a range
-is given back as soon as its rows are forgotten. Ranges are written with `pwrite`, and read through a private map that
-`DiskReader` knows, so that its rows never lie in this process's memory for longer than they are staged.
+is given back as soon as its rows are forgotten. Ranges are written with `pwrite`. A private map of the file says to
+`DiskReader` where rows are; they are never touched through it, as a disk that fails would terminate the process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import sys
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from ...checkpoint.mapping import MappedFile
 from ...devices import format_size
 from ...devices.forks import new_rlock
-from ...errors import DispatchError, KVDiskError
+from ...errors import CheckpointFormatError, DispatchError, KVDiskError
 from ...limits import FILE_ALIGNMENT
 from ..transfer.page_cache import ReadPolicy
 
@@ -51,8 +52,12 @@ class KVRange:
         """Write a contiguous host tensor at byte `at` of the range."""
         self._file.write(self._offset + at, rows)
 
+    def read(self, at: int, rows: torch.Tensor) -> None:
+        """Read the bytes from `at` on into a contiguous host tensor."""
+        self._file.read(self._offset + at, rows)
+
     def view(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a tensor backed by the bytes from `at` on. It must not be written to."""
+        """Return a tensor that says to a `DiskReader` where the bytes from `at` on are."""
         return self._file.map.tensor(dtype, shape, self._offset + at)
 
 
@@ -134,10 +139,7 @@ class KVFile:
         Raises:
             KVDiskError: The disk cannot be written.
         """
-        contents: list[tuple[int, memoryview]] = [
-            (at, memoryview(rows.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
-            for at, rows in placed
-        ]
+        contents = [(at, _bytes(rows)) for at, rows in placed]
         descriptor = self._file.fileno()
         try:
             for offset, content in contents:
@@ -151,6 +153,22 @@ class KVFile:
         except OSError as error:
             raise self._failure(error, sum(len(content) for _, content in contents)) from error
 
+    def read(self, offset: int, rows: torch.Tensor) -> None:
+        """Read the bytes from `offset` on into a contiguous host tensor; they leave the page cache as in `write_all`.
+
+        Raises:
+            KVDiskError: The disk cannot be read.
+        """
+        content, descriptor, done = _bytes(rows), self._file.fileno(), 0
+        with reading():
+            while done < len(content):
+                count = os.preadv(descriptor, [content[done:]], offset + done)
+                if not count:
+                    raise CheckpointFormatError(f"the file ends at byte {offset + done}")
+                done += count
+            if not self._policy.all_fits():
+                os.posix_fadvise(descriptor, offset, len(content), os.POSIX_FADV_DONTNEED)
+
     @property
     def space(self) -> int:
         """Bytes that the file takes on the disk."""
@@ -159,7 +177,8 @@ class KVFile:
     def _failure(self, error: OSError, nbytes: int) -> KVDiskError:
         return KVDiskError(
             f"{self._folder}: {format_size(nbytes)} of keys and values cannot be written to disk ({error.strerror}); "
-            "free space there, give another offload folder, or plan for a shorter context"
+            "free space there, give another offload folder, or plan for a shorter context",
+            error.strerror or "the disk failed",
         )
 
 
@@ -212,6 +231,21 @@ class KVDisk:
         """Bytes that all files take on the disk."""
         with self._lock:
             return sum(file.space for file in (*self.files, *self._sparse))
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Have errors within this context say that keys and values cannot be read."""
+    try:
+        yield
+    except (OSError, CheckpointFormatError) as error:
+        known = isinstance(error, OSError) and error.errno  # its text may speak of weights
+        why = os.strerror(known) if known else "the file of them ends too early"
+        raise KVDiskError(f"keys and values cannot be read from disk ({why})", why) from error
+
+
+def _bytes(rows: torch.Tensor) -> memoryview:
+    return memoryview(rows.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def aligned(nbytes: int) -> int:

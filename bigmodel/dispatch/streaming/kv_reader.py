@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 
 from ...devices import CopyStream, Event
 from ...devices.pinned import copies_from_pinned
-from ...errors import CheckpointFormatError, KVDiskError
 from ...plan import StagingMemory
 from ..transfer.disk_reader import DiskReader
 from ..transfer.page_cache import ReadPolicy
 from ..transfer.quantized_transfer import Transfer
+from ..transfer.read_job import ReadEvent
 from ..weights.block import Block, HostTensor
 from ..weights.layout import Layout, Place
 from ..weights.visits import StreamStats
+from .kv_file import reading
 
 
 class KVReader:
@@ -42,7 +42,7 @@ class KVReader:
     ) -> None:
         self._reader = DiskReader(stream, policy, stats, staging, copies_from_pinned(device), readers)
 
-    def fetch(self, rows: Iterable[tuple[int, torch.Tensor]], memory: torch.Tensor, after: Sequence[Event]) -> Event:
+    def fetch(self, rows: Iterable[tuple[int, torch.Tensor]], memory: torch.Tensor, after: Sequence[Event]) -> Arrival:
         """Start reading `rows` into `memory` after some events; return the event of their arrival.
 
         Args:
@@ -54,7 +54,7 @@ class KVReader:
         block = Block("keys and values", [HostTensor(each, each.dtype) for _, each in placed])
         places = tuple(Place(at, each.nbytes, each.dtype, each.shape) for at, each in placed)
         block.layout = Layout(places, max(place.offset + place.nbytes for place in places))
-        return _Arrival(self._reader.fetch(Transfer(block, memory), after))
+        return Arrival(self._reader.fetch(Transfer(block, memory), after))
 
 
 def one_after_the_other(rows: Iterable[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -65,31 +65,26 @@ def one_after_the_other(rows: Iterable[torch.Tensor]) -> Iterator[tuple[int, tor
         at += each.nbytes
 
 
-class _Arrival:
+class Arrival:
     """The event of a read, whose errors say that keys and values cannot be read."""
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: ReadEvent) -> None:
         self._event = event
 
     def done(self) -> bool:
         return self._event.done()
 
     def wait(self) -> None:
-        with _reading():
+        with reading():
             self._event.wait()
 
     def synchronize(self) -> None:
-        with _reading():
+        with reading():
             self._event.synchronize()
 
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, CheckpointFormatError) as error:
-        why = (isinstance(error, OSError) and error.strerror) or "the file of them ends too early"
-        raise KVDiskError(f"keys and values cannot be read from disk ({why})") from error
+    def queued(self) -> None:
+        """Block the calling thread until all its copies are queued on the copy stream, or no more will be."""
+        self._event.queued()
 
 
 class AllOf:

@@ -74,7 +74,7 @@ class DiskReader:
         self._pump_thread = ThreadPoolExecutor(1, thread_name_prefix="disk pump")
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="disk reader")
 
-    def fetch(self, transfer: Transfer, after: Sequence[Event]) -> Event:
+    def fetch(self, transfer: Transfer, after: Sequence[Event]) -> ReadEvent:
         """Start fetching a block into its slot after the events `after`; return the event of its arrival."""
         job = ReadJob(transfer, after)
         with self._lock:

@@ -182,6 +182,10 @@ class ReadEvent:
         self._job.copied.result().synchronize()
         self._raise_failure()
 
+    def queued(self) -> None:
+        """Block the calling thread until all its copies are queued, or no more will be."""
+        wait([self._job.copied])
+
     def _raise_failure(self) -> None:
         if self._job.failure is not None:
             raise self._job.failure

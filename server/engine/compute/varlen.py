@@ -15,13 +15,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from bigmodel.devices.pinned import on_device
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
-from bigmodel.server.engine.kv.reading import Reading
+from bigmodel.server.engine.kv.reading import Attended, Reading
 
 logger = logging.getLogger(__name__)
 
@@ -178,20 +178,6 @@ def _begins(lengths: Seq[int], device: torch.device) -> torch.Tensor:
     return on_device(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
 
 
-class Attended(NamedTuple):
-    """What an attention call attends to.
-
-    Attributes:
-        positions: Of the arena, on the host.
-        fresh: How many of them, at the end, the step itself computes.
-        row: The step's row of the first of these.
-    """
-
-    positions: torch.Tensor
-    fresh: int = 0
-    row: int = 0
-
-
 @dataclass(frozen=True)
 class PagedCalls:
     """Attention calls of a step, one after the other, whose keys and values are gathered together.
@@ -216,11 +202,8 @@ class PagedCalls:
     def of(cls, attended: Seq[Attended], rows: Seq[int], device: torch.device) -> PagedCalls:
         """Calls that have ``rows`` and attend to ``attended``."""
         lengths = tuple(len(each.positions) for each in attended)
-        positions = torch.cat([each.positions for each in attended])
-        ends = accumulate(lengths)
-        fresh = ((end - each.fresh, each.row, each.fresh) for end, each in zip(ends, attended, strict=True))
-        reading = Reading(positions, tuple(part for part in fresh if part[2]))
-        gathered = on_device(positions, device)
+        reading = Reading.of(attended)
+        gathered = on_device(reading.rows, device)
         return cls(reading, gathered, lengths, tuple(rows), _begins(rows, device), _begins(lengths, device))
 
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
-from functools import partial
 
 import torch
 
 from bigmodel.devices import HOST
 from bigmodel.dispatch.weights.visits import StreamStats
 from bigmodel.server.engine.kv.page_link import PageLink
-from bigmodel.server.engine.kv.reading import Reading, consecutive
+from bigmodel.server.engine.kv.reading import StepReadings, consecutive
 from bigmodel.server.engine.kv.tiers import PageTiers
 
 
@@ -81,6 +80,8 @@ class HostPages:
     def write(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store ``key`` and ``value`` [tokens, key-value heads, dim] at the positions ``rows`` at once."""
         self._make(layer, key, value)
+        for link in self._links.values():
+            link.outdate()
         pages, at, new = self.layer(layer), rows.to(HOST), (key.to(HOST), value.to(HOST))
         if self.tiers is not None:
             self.tiers.write(layer, at, new)
@@ -98,42 +99,42 @@ class HostPages:
         self._links[key.device].store(layer, consecutive(at), self._pages[layer], (key, value))
 
     def read(
-        self, layer: int, window: int | None, readings: Seq[Reading], number: int, device: torch.device
+        self, step: StepReadings, layer: int, window: int | None, number: int, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values [positions read, key-value heads, dim] of layer ``layer`` on ``device``, in memory
         that stays as it is until the next call.
 
         Args:
+            step: What the step reads.
             layer: The layer that was stored last.
-            window: Its window; layers of the same have the same ``readings``.
-            readings: All of a step, in order.
-            number: Which of them.
+            window: Its window.
+            number: Which of its readings.
             device: Where the layer runs.
         """
         with torch.inference_mode(False), torch.no_grad():  # slots are ordinary memory, whatever reads them
-            return self._links[device].read(layer, window, readings, number)
+            return self._links[device].read(step, layer, window, number)
 
-    def begin(
-        self,
-        written: torch.Tensor,
-        read: torch.Tensor,
-        readings_of: Callable[[torch.device, int | None], Seq[Reading]],
-    ) -> None:
-        """Start copying what a step reads first, as far as that is known from an earlier one.
+    def attended(self, device: torch.device) -> None:
+        """Note that the attention which reads what `read` returned last has been launched. Without it, later compute
+        must be launched on the same stream, as that of one step at a time is."""
+        self._links[device].attended()
+
+    def begin(self, written: torch.Tensor, read: torch.Tensor, step: StepReadings) -> None:
+        """Start copying what a step reads first, as far as that is known from an earlier one, which may have started.
 
         Args:
             written: Positions that it writes to.
             read: Pages that it reads.
-            readings_of: Returns what layers of a device, with a window, read.
+            step: What its layers read.
 
         Raises:
             KVDiskError: There is no memory for the step without the disk, which fails.
         """
         if self.tiers is not None:
             with torch.inference_mode(False), torch.no_grad():
-                self.tiers.prepare(written, read, [link.mark() for link in self._links.values()])
-        for device, link in self._links.items():
-            link.begin(partial(readings_of, device))
+                self.tiers.prepare(written, read, lambda: [link.mark() for link in self._links.values()])
+        for link in self._links.values():
+            link.begin(step)
 
     def _new_link(self, device: torch.device) -> PageLink:
         older = None if self.tiers is None else self.tiers.older

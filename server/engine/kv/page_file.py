@@ -7,7 +7,6 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from bigmodel.checkpoint import release
 from bigmodel.dispatch.streaming.kv_file import KVDisk, aligned
 from bigmodel.limits import FILE_ALIGNMENT
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
@@ -67,17 +66,29 @@ class PageFile:
 
     def view(self, layer: int, which: int, like: torch.Tensor, begin: int, count: int) -> torch.Tensor:
         """Return keys (0) or values (1) of positions from ``begin`` on, of the shape and dtype of those of ``like``, in
-        the mapped file: a `DiskReader` reads them from the disk."""
+        the mapped file: it says to a `DiskReader` where they are."""
         return self._file.map.tensor(like.dtype, (count, *like.shape[1:]), self._place(layer, which, like, begin))
 
     def read(self, page: int, frame: int, frames: Frames) -> None:
-        """Copy a page of all layers into a frame."""
+        """Read a page of all layers into a frame.
+
+        Raises:
+            KVDiskError: The disk cannot be read.
+        """
         rows = slice(frame * PROMPT_BLOCK, (frame + 1) * PROMPT_BLOCK)
         for layer, held in frames.items():
             for which, each in enumerate(held):
-                mapped = self.view(layer, which, each, page * PROMPT_BLOCK, PROMPT_BLOCK)
-                each[rows].copy_(mapped)
-                release(mapped)
+                self._file.read(self._place(layer, which, each, page * PROMPT_BLOCK), each[rows])
+
+    def copy(self, layer: int, which: int, like: torch.Tensor, begin: int, count: int) -> torch.Tensor:
+        """Return what `view` shows, read into memory of its own.
+
+        Raises:
+            KVDiskError: The disk cannot be read.
+        """
+        found = torch.empty(count, *like.shape[1:], dtype=like.dtype)
+        self._file.read(self._place(layer, which, like, begin), found)
+        return found
 
     def forget(self, pages: Seq[int], frames: Frames) -> None:
         """Free the space of pages."""

@@ -1,11 +1,13 @@
 """The slots of one accelerator for keys and values of pages on the host, and the copies that fill them.
 
 All copies of one accelerator are queued on one stream, in order: rows are on the host before they are fetched again,
-and a slot is overwritten once the attention that reads it has been computed.
+and a slot is overwritten once the attention that reads it has been computed. While a step's last layers are computed,
+what the next step is expected to read first is fetched; a step that reads something else fetches that anew.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 
@@ -14,9 +16,9 @@ import torch
 from bigmodel.devices import CopyStream, Event, copy_stream
 from bigmodel.devices.pinned import on_device
 from bigmodel.dispatch.streaming.host_kv import OlderRows
-from bigmodel.dispatch.streaming.kv_reader import AllOf, KVReader
+from bigmodel.dispatch.streaming.kv_reader import AllOf, Arrival, KVReader
 from bigmodel.dispatch.weights.visits import StreamStats
-from bigmodel.server.engine.kv.reading import Reading
+from bigmodel.server.engine.kv.reading import Reading, StepReadings
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 """Targets and sources."""
@@ -31,8 +33,10 @@ class _Slot:
     def __init__(self) -> None:
         self.memory: list[torch.Tensor] = []
         self.of: tuple[int, Reading] | None = None
+        self.is_ahead = False  # of the next step, which may read something else
         self.arrived: Event | None = None
-        self.read: Event | None = None  # the last that a reader brought, which submits its copies some time later
+        self.attended: Event | None = None  # by a step that is in flight beside others, on a stream of its own
+        self.reads: list[Arrival] = []  # the last of a reader, which queues its copies some time later
 
     @property
     def layer(self) -> int:
@@ -41,7 +45,13 @@ class _Slot:
         return self.of[0]
 
     def holds(self, layer: int, reading: Reading) -> bool:
+        """Whether it has what the layer reads, or this is on the way to it."""
         return self.of is not None and self.of[0] == layer and self.of[1] is reading
+
+    def queued(self) -> None:
+        """Wait until no reader queues copies to it any more."""
+        for read in self.reads:
+            read.queued()
 
 
 class PageLink:
@@ -79,11 +89,14 @@ class PageLink:
             staging = older.staging[device]
             self._reader = KVReader(self._stream, device, older.disk.policy, stats, staging, older.readers)
         self._windows: dict[int, int | None] = {}  # of the layers that run on the device
+        self._read: _Slot | None = None  # the last one
         self._new: tuple[int, tuple[torch.Tensor, torch.Tensor]] | None = None
         self._placed: tuple[Reading, torch.Tensor, torch.Tensor] | None = None
 
     def mark(self) -> Event:
-        """Return the event after which all copies have been made that were queued so far."""
+        """Return the event after which all copies of what has been stored and fetched so far have been made."""
+        for slot in self._slots:
+            slot.queued()
         return self._queue([])
 
     def synchronize(self) -> None:
@@ -110,19 +123,23 @@ class PageLink:
         self._new = layer, kept
 
     def read(
-        self, layer: int, window: int | None, readings: Seq[Reading], number: int
+        self, step: StepReadings, layer: int, window: int | None, number: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `HostPages.read`."""
+        is_known = layer in self._windows
         self._windows[layer] = window
+        readings = step.readings(self._device, window)
         reading = readings[number]
-        slot = self._slot_of(layer, reading)
+        slot = self._read = self._slot_of(layer, reading)
         following = self._following(layer)
         if len(self._slots) == 1:
             pass  # what is read next would overwrite this
         elif number + 1 < len(readings):
             self._fetch(layer, readings[number + 1])
-        elif following is not None and self._windows[following] == window:
-            self._fetch(following, readings[0])
+        elif following is not None:
+            self._fetch(following, step.readings(self._device, self._windows[following])[0])
+        elif is_known:  # in the first step each layer seems to be the last one
+            self._fetch_ahead(step)
         self._await(slot, reading)  # only now: the next copies need not wait for these
         self._put_new(layer, reading, slot)
         keys, values = (
@@ -131,10 +148,44 @@ class PageLink:
         )
         return keys, values
 
-    def begin(self, readings_of: Callable[[int | None], Seq[Reading]]) -> None:
+    def attended(self) -> None:
+        """See `HostPages.attended`."""
+        assert self._read is not None
+        self._read.attended = self._stream.compute_mark()
+
+    def begin(self, step: StepReadings) -> None:
         """See `HostPages.begin`."""
-        for layer in sorted(self._windows)[: len(self._slots)]:
-            self._fetch(layer, readings_of(self._windows[layer])[0])
+        first = {
+            layer: step.readings(self._device, self._windows[layer])[0]
+            for layer in sorted(self._windows)[: len(self._slots)]
+        }
+        for slot in [slot for slot in self._slots if slot.is_ahead]:
+            assert slot.of is not None
+            layer, expected = slot.of
+            if layer in first and first[layer].fetches(expected):
+                slot.of, slot.is_ahead = (layer, first[layer]), False
+            else:
+                self._drop(slot)
+        for layer, reading in first.items():
+            self._fetch(layer, reading)
+
+    def outdate(self) -> None:
+        """Forget what was fetched for the next step: pages are written to before."""
+        for slot in [slot for slot in self._slots if slot.is_ahead]:
+            self._drop(slot)
+
+    def _fetch_ahead(self, step: StepReadings) -> None:
+        """Start fetching what the next step reads first, if that is known, while the last layer is computed."""
+        for layer in sorted(self._windows)[: len(self._slots) - 1]:
+            expected = step.ahead(self._windows[layer])
+            if expected is not None:
+                self._fetch(layer, expected, is_ahead=True)
+
+    def _drop(self, slot: _Slot) -> None:
+        """Have a slot hold nothing, and be overwritten next: its reads end then."""
+        slot.of, slot.is_ahead = None, False
+        self._slots.remove(slot)
+        self._slots.insert(0, slot)
 
     def _following(self, layer: int) -> int | None:
         return min((each for each in self._windows if each > layer), default=None)
@@ -155,39 +206,44 @@ class PageLink:
         arrived, slot.arrived = slot.arrived, None
         if arrived is None:
             return
+        begun = time.perf_counter()
         try:
             arrived.wait()
         except BaseException:
             slot.of = None
             raise
+        self._stats.add(waited=time.perf_counter() - begun)
         for memory, like in zip(slot.memory, self._pages[slot.layer], strict=True):
             rows = _as_rows(memory, like, len(reading.rows))
             for at, of, count in reading.parts[1]:
                 rows[at : at + count].copy_(rows[of : of + count])
 
-    def _fetch(self, layer: int, reading: Reading) -> None:
+    def _fetch(self, layer: int, reading: Reading, is_ahead: bool = False) -> None:
         """Start copying what a layer reads into the slot used longest ago, behind all compute launched so far, unless a
         slot has it."""
         if any(slot.holds(layer, reading) for slot in self._slots):
             return
         slot, pages = self._slots[0], self._pages[layer]
         copies: Copies = []
-        arriving: list[Event] = []
+        arriving: list[Arrival] = []
         with torch.inference_mode(False), torch.no_grad():
             memory = [self._at_least(slot, which, len(reading.rows), held) for which, held in enumerate(pages)]
-            computed = self._stream.compute_mark()
+            computed = [self._stream.compute_mark(), *([] if slot.attended is None else [slot.attended])]
             for which, held in enumerate(pages):
                 sources = list(self._sources(layer, which, reading))
                 if self._reader is not None and not all(in_ram for _, in_ram, _ in sources):
                     placed = ((at * held[0].nbytes, source) for at, _, source in sources)
-                    arriving.append(self._reader.fetch(placed, memory[which], [computed]))
+                    arriving.append(self._reader.fetch(placed, memory[which], computed))
                     continue
                 target = _as_rows(memory[which], held, len(reading.rows))
                 copies += [(target[at : at + len(source)], source) for at, _, source in sources]
-        slot.of = layer, reading
-        earlier = [] if slot.read is None else [slot.read]
-        slot.read = AllOf(arriving) if arriving else None
-        slot.arrived = AllOf([*arriving, *([self._queue(copies, computed, earlier)] if copies else [])])
+        queued: list[Event] = []
+        overwritten = slot.arrived is not None or slot.attended is not None  # compute is ordered after this, too
+        if not arriving and (copies or overwritten):
+            slot.queued()
+            queued.append(self._queue(copies, computed))
+        slot.of, slot.is_ahead, slot.reads, slot.attended = (layer, reading), is_ahead, arriving, None
+        slot.arrived = AllOf([*arriving, *queued])
         self._slots.remove(slot)
         self._slots.append(slot)
         self._stats.add_fetch(sum(source.nbytes for _, source in copies))
@@ -222,15 +278,15 @@ class PageLink:
         for memory, new in zip(slot.memory, self._new[1], strict=True):
             _as_rows(memory, new, len(reading.rows)).index_copy_(0, at, new.index_select(0, sources))
 
-    def _queue(self, copies: Copies, computed: Event | None = None, others: Seq[Event] = ()) -> Event:
-        """Queue copies behind an event of compute, None: behind all that was launched so far; and behind others."""
+    def _queue(self, copies: Copies, computed: Seq[Event] = ()) -> Event:
+        """Queue copies behind events of compute; without any: behind all that was launched so far."""
 
         def work() -> None:
             with torch.inference_mode(False), torch.no_grad():
                 for target, source in copies:
                     target.copy_(source, non_blocking=True)
 
-        after = [self._stream.compute_mark() if computed is None else computed, *others]
+        after = computed or [self._stream.compute_mark()]
         return self._stream.submit(work, after, sum(source.nbytes for _, source in copies))
 
 

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
+
+
+class Attended(NamedTuple):
+    """What an attention call attends to.
+
+    Attributes:
+        positions: Of the arena, on the host.
+        fresh: How many of them, at the end, the step itself computes.
+        row: The step's row of the first of these.
+    """
+
+    positions: torch.Tensor
+    fresh: int = 0
+    row: int = 0
 
 
 class Part(NamedTuple):
@@ -41,10 +57,32 @@ class Reading:
     rows: torch.Tensor
     fresh: tuple[tuple[int, int, int], ...]
 
+    @classmethod
+    def of(cls, attended: Seq[Attended]) -> Reading:
+        """What calls attend to, one after the other."""
+        ends = accumulate(len(each.positions) for each in attended)
+        fresh = ((end - each.fresh, each.row, each.fresh) for end, each in zip(ends, attended, strict=True))
+        rows = torch.cat([each.positions for each in attended])
+        return cls(rows, tuple(part for part in fresh if part[2]))
+
     @cached_property
     def parts(self) -> tuple[list[Part], list[Repeat]]:
-        """What is fetched, and what has the same positions as that: blocks of one prompt share all before them."""
-        return divided(consecutive(self.rows))
+        """What is fetched, all but the step's own rows, and what has the same positions as that: blocks of one prompt
+        share all before them."""
+        return divided(self._runs())
+
+    def _runs(self) -> Iterator[Part]:
+        """Yield each run of consecutive positions that is fetched."""
+        at = 0
+        for stop, _, count in (*self.fresh, (len(self.rows), 0, 0)):
+            for begin, end in consecutive(self.rows[at:stop]) if at < stop else ():
+                yield Part(at, begin, end)
+                at += end - begin
+            at = stop + count
+
+    def fetches(self, other: Reading) -> bool:
+        """Whether the same is fetched for another one, to the same places."""
+        return len(self.rows) == len(other.rows) and self.parts == other.parts
 
     @cached_property
     def places(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,6 +93,18 @@ class Reading:
         return found[0], found[1]
 
 
+class StepReadings(Protocol):
+    """What the layers of a step read."""
+
+    def readings(self, device: torch.device, window: int | None) -> Seq[Reading]:
+        """Return what layers of a device with a window read, in order."""
+        ...
+
+    def ahead(self, window: int | None) -> Reading | None:
+        """Return what layers with a window are expected to read first in the next step; None: it is not known."""
+        ...
+
+
 def consecutive(rows: torch.Tensor) -> list[tuple[int, int]]:
     """Return begin and end of each run of consecutive numbers in ``rows``, of at least one."""
     ends = (rows.diff() != 1).nonzero().flatten()
@@ -63,13 +113,12 @@ def consecutive(rows: torch.Tensor) -> list[tuple[int, int]]:
     return [(begin, last + 1) for begin, last in zip(begins.tolist(), lasts.tolist(), strict=True)]
 
 
-def divided(runs: Seq[tuple[int, int]]) -> tuple[list[Part], list[Repeat]]:
-    """Return the first places of all positions of ``runs``, which are read one after the other, and the others."""
+def divided(runs: Iterable[Part]) -> tuple[list[Part], list[Repeat]]:
+    """Return the first places of all positions of ``runs``, and the others."""
     parts: list[Part] = []
     repeats: list[Repeat] = []
     known: list[tuple[int, int, int]] = []  # begin, end and place of those met so far: apart from one another, in order
-    at = 0
-    for begin, end in runs:
+    for at, begin, end in runs:
         while begin < end:
             number = bisect_right(known, begin, key=itemgetter(0))  # of the first that begins behind it
             first, last, place = known[number - 1] if number else (0, 0, 0)

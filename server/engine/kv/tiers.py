@@ -11,13 +11,12 @@ A page is in the same place for all layers. What the file has is read on the way
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from bigmodel.checkpoint import release
 from bigmodel.devices import Event
 from bigmodel.dispatch.streaming.host_kv import OlderRows
 from bigmodel.errors import KVDiskError
@@ -66,13 +65,15 @@ class PageTiers:
         """Note that nobody holds a page any more."""
         self._gone.append(page)
 
-    def prepare(self, written: torch.Tensor, read: torch.Tensor, computed: Seq[Event]) -> None:
+    def prepare(self, written: torch.Tensor, read: torch.Tensor, copied: Callable[[], Seq[Event]]) -> None:
         """Have all pages that a step writes to in RAM.
 
         Args:
             written: Positions that it writes to.
             read: Pages that it reads.
-            computed: Events after which frames have what earlier steps stored there.
+            copied: Returns events after which frames have what earlier steps stored there, and what was fetched from
+                them has been. Asked only where a page gets a frame, or is written: until then what the step reads
+                first may be on its way.
 
         Raises:
             KVDiskError: There is no memory for them without the disk, which cannot be written or read.
@@ -82,10 +83,10 @@ class PageTiers:
         pages: list[int] = (written // PROMPT_BLOCK).unique().tolist()
         for page in pages:
             if self.table.frame(page) == NONE:
-                self._bring(page, set(pages), computed)
+                self._bring(page, set(pages), copied())
             self._outdate(page)
         self.table.fill(written)
-        self._write_ahead(set(pages), computed)
+        self._write_ahead(set(pages), copied)
 
     def placed(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the positions of the frames that ``rows``, which are written to, have."""
@@ -149,7 +150,8 @@ class PageTiers:
             failure = self._write(page, computed).exception()
             self._collect()
             if failure is not None:  # an error of its own: that of a thread would hold what this step holds
-                raise KVDiskError(str(failure)) from failure.__cause__
+                why = failure.why if isinstance(failure, KVDiskError) else type(failure).__name__
+                raise KVDiskError(str(failure), why) from failure.__cause__
         self.table.take(page)
 
     def _written(self, pages: Seq[int]) -> int | None:
@@ -157,7 +159,7 @@ class PageTiers:
         self._collect()
         return next((page for page in pages if page in self.table.both), None)
 
-    def _write_ahead(self, keep: Collection[int], computed: Seq[Event]) -> None:
+    def _write_ahead(self, keep: Collection[int], copied: Callable[[], Seq[Event]]) -> None:
         """Have the pages that lose their frames next written, once the free ones run short."""
         self._collect()
         wanted = KV_SPARE_PAGES - self.table.free - len(self.table.both) - len(self._writes)
@@ -166,7 +168,7 @@ class PageTiers:
         there = self.table.both | self._writes.keys()
         for page in [page for page in self.table.oldest(keep) if page not in there][:wanted]:
             if self.table.is_whole(page):
-                self._write(page, computed)
+                self._write(page, copied())
 
     def _write(self, page: int, computed: Seq[Event]) -> Future[None]:
         """Start writing a page that has a frame, unless that has been started."""
@@ -210,14 +212,19 @@ class PageTiers:
             self.table.forget(page)
 
     def gather(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of the keys and values of the positions ``rows``, on the host."""
+        """Return copies of the keys and values of the positions ``rows``, on the host.
+
+        Raises:
+            KVDiskError: The disk cannot be read.
+        """
+        pieces = [piece for begin, end in consecutive(rows) for piece in self.table.pieces(begin, end)]
         found = []
-        for which in (0, 1):
-            spans = [span for begin, end in consecutive(rows) for span in self.spans(layer, which, begin, end)]
-            found.append(torch.cat([span for _, span in spans]))
-            for in_ram, span in spans:
-                if not in_ram:
-                    release(span)
+        for which, held in enumerate(self.frames[layer]):
+            spans = [
+                held[at : at + count] if in_ram else self._file.copy(layer, which, held, at, count)
+                for in_ram, at, count in pieces
+            ]
+            found.append(torch.cat(spans))
         return found[0], found[1]
 
 

@@ -66,14 +66,19 @@ def built(placed: Loaded) -> Engine:
     return build_engine(placed.model, placed.tokenizer, placed.plan, options)
 
 
-def answers(engine: Engine, *prompts: str) -> list[Collector]:
+def answers(engine: Engine) -> list[Collector]:
     engine.start()
-    given = prompts or (LONG, OTHER, SHORT)
-    asked = [ask(engine, prompt, max_tokens=8, ignore_eos=True, temperature=0.0) for prompt in given]
-    for each in asked:
-        each.wait()
+    found = asked(engine, LONG, OTHER, SHORT)
     engine.stop()
-    return asked
+    return found
+
+
+def asked(engine: Engine, *prompts: str) -> list[Collector]:
+    """The answers of all of them, once they have ended."""
+    found = [ask(engine, prompt, max_tokens=8, ignore_eos=True, temperature=0.0) for prompt in prompts]
+    for each in found:
+        each.wait()
+    return found
 
 
 def test_tokens_are_those_with_all_on_the_accelerator_and_all_budgets_hold(
@@ -113,9 +118,17 @@ def test_memory_of_each_tier_is_shown(folder: Path, tmp_path: Path) -> None:
     assert shown["disk"]["kv_used"] == 0
 
 
-@pytest.mark.parametrize("operation", ["written", "read"])
+@pytest.mark.parametrize(
+    ("operation", "why"),
+    [
+        ("written", os.strerror(errno.ENOSPC)),
+        ("read", os.strerror(errno.EIO)),
+        ("read", "the file of them ends too early"),
+    ],
+)
 def test_a_disk_that_fails_ends_the_requests_that_need_it_with_one_line(
     operation: str,
+    why: str,
     folder: Path,
     whole: list[list[int]],
     tmp_path: Path,
@@ -123,29 +136,35 @@ def test_a_disk_that_fails_ends_the_requests_that_need_it_with_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made = built(loaded(folder, tmp_path))
-    code = errno.ENOSPC if operation == "written" else errno.EIO
+    right = os.preadv
 
-    def fails(*_: object) -> int:
-        raise OSError(code, os.strerror(code))
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, why)
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if str(tmp_path) not in os.readlink(f"/proc/self/fd/{descriptor}"):
+            return right(descriptor, buffers, offset)
+        if why == os.strerror(errno.EIO):
+            raise OSError(errno.EIO, why)
+        return 0
 
     if operation == "written":
-        monkeypatch.setattr(os, "pwrite", fails)
+        monkeypatch.setattr(os, "pwrite", full)
     else:
-        right = SourceFile.read
         monkeypatch.setattr(SourceFile, "view_cached", lambda *_: None)
-        monkeypatch.setattr(
-            SourceFile,
-            "read",
-            lambda file, *args: fails() if str(file.path).startswith("/proc") else right(file, *args),
-        )
+        monkeypatch.setattr(os, "preadv", preadv)
+    made.start()
     with caplog.at_level(logging.WARNING):
-        ended = answers(made, LONG, OTHER, SHORT)
+        ended = asked(made, LONG, OTHER, SHORT)
+    monkeypatch.undo()
+    assert asked(made, LONG)[0].tokens() == whole[0], "the engine goes on"
+    made.stop()
     last = [each.events[-1] for each in ended]
     assert isinstance(last[2], Done)
     assert ended[2].tokens() == whole[2]
     failed = [each for each in last if isinstance(each, Failed)]
     assert failed
-    assert all(each.message == f"keys and values cannot be kept on disk: {os.strerror(code)}" for each in failed)
+    assert all(each.message == f"keys and values cannot be kept on disk: {why}" for each in failed)
     about = [record for record in caplog.records if record.name.startswith("bigmodel.server.engine")]
     assert all(record.exc_info is None and "\n" not in record.getMessage() for record in about)
     assert any(f"cannot be {operation}" in record.getMessage() for record in about)

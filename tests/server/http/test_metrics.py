@@ -64,6 +64,16 @@ def test_streamed_bytes_are_shown_by_tier() -> None:
         ]
 
 
+def test_experts_and_keys_and_values_that_are_fetched_are_apart() -> None:
+    model = tiny_model()
+    own = {"bytes_from_ram": 7, "bytes_from_disk": 9, "seconds_waited": 0.5}
+    model.dispatch_stats = lambda: {"experts": {"cuda:0": own}, "kv": {**own, "held_on_disk": 3}}
+    with serving(tiny_app(model)) as url:
+        for device in ("cuda:0, experts", "kv"):
+            assert value(url, "bigmodel_streamed_bytes_total", device=device, tier="disk") == 9
+        assert [each["device"] for each in httpx.get(f"{url}/plan").json()["streamed"]] == ["cuda:0, experts", "kv"]
+
+
 def test_the_plan_route_shows_placement_and_the_engine() -> None:
     model = tiny_model()
     weights = sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers())

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from bigmodel.server.engine.compute.attention import RaggedCache, Span, attend, split_positions
-from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
+from bigmodel.server.engine.compute.attention import attend
 
 
 def formula(
@@ -64,31 +61,3 @@ def test_sinks_take_part_in_the_sum() -> None:
     got = attend(query, key, value, offset=2, scale=0.5, sinks=sinks)
     expected = formula(query, key, value, offset=2, scale=0.5, sinks=sinks)
     torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
-
-
-positions = st.integers(0, 4 * PROMPT_BLOCK)
-
-
-@given(positions, positions, positions)
-def test_split_positions_does_not_depend_on_the_partition_of_a_text(prompt: int, cut: int, end: int) -> None:
-    """Cutting at a block border or in the generated part gives the pieces of the uncut text."""
-    cut = min(cut, end)
-    if cut < prompt:
-        cut = cut // PROMPT_BLOCK * PROMPT_BLOCK
-    whole = list(split_positions(0, end, prompt))
-    assert list(split_positions(0, cut, prompt)) + list(split_positions(cut, end, prompt)) == whole
-    assert [p for start, stop in whole for p in range(start, stop)] == list(range(end))
-    assert all(stop - start == 1 for start, stop in whole if start >= prompt)
-
-
-def test_keys_and_values_of_a_packed_step_go_to_their_sequences() -> None:
-    a, b = SequenceKV(), SequenceKV()
-    a.reserve(8)
-    b.reserve(8)
-    a.write(0, 0, torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))
-    cache = RaggedCache([Span(a, 0, 3, 4, 2), Span(b, 1, 0, 3, 3)])
-    packed = torch.randn(1, 2, 5, 4)  # one row of padding at the end
-    cache.update(packed, packed * 2, 0)
-    assert torch.equal(a.layer(0)[0][:, 3:4], packed[0, :, 0:1])
-    assert torch.equal(b.layer(0)[1][:, :3], packed[0, :, 1:4] * 2)
-    assert [(call.row, call.start, call.end) for call in cache.calls] == [(0, 3, 4), (1, 0, 3)]

@@ -11,7 +11,7 @@ from bigmodel.devices.pinned import empty_weights
 from bigmodel.dispatch.streaming.host_kv import OlderRows
 from bigmodel.dispatch.streaming.kv_file import KVDisk
 from bigmodel.plan import StagingMemory
-from bigmodel.server.engine.compute.attention import RaggedCache, Span
+from bigmodel.server.engine.compute.ragged_cache import RaggedCache, Span
 from bigmodel.server.engine.kv.arena import KVArena
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 from bigmodel.server.engine.kv.host_pages import HostPages
@@ -47,6 +47,6 @@ def step(arena: KVArena, spans: list[Span], seed: int) -> list[tuple[torch.Tenso
                 if host is None:
                     read = tuple(each.index_select(0, calls.gathered) for each in arena.layer(layer))
                 else:
-                    read = host.read(layer, None, cache.step(device, None).readings, number, device)
+                    read = host.read(cache, layer, None, number, device)
                 found.append((read[0].cpu(), read[1].cpu()))
     return found

@@ -14,9 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigmodel.dispatch.transfer.files import SourceFile
 from bigmodel.errors import KVDiskError
 from bigmodel.limits import KV_SPARE_PAGES
-from bigmodel.server.engine.compute.attention import Span
+from bigmodel.server.engine.compute.ragged_cache import RaggedCache, Span
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 
 from .pages import DIM, HEADS, LAYERS, B, on_disk, step
@@ -30,31 +31,34 @@ pytestmark = pytest.mark.usefixtures("every_accelerator")
 def test_texts_that_come_and_go_read_what_they_wrote_whatever_lies_on_disk(
     tmp_path_factory: pytest.TempPathFactory, seed: int, frames: int
 ) -> None:
-    """Random steps: texts begin, grow, take tokens back, end; the twin has all pages on the accelerator."""
+    """Random steps: texts begin, grow, mostly by one token, take tokens back, end; the twin has all pages on the
+    accelerator."""
     drawn = random.Random(seed)
     arenas = KVArena(12 * B), on_disk(tmp_path_factory.mktemp("kv"), 12, frames)
-    texts: list[tuple[int, tuple[PagedKV, PagedKV]]] = []  # tokens, and their keys and values in both
-    for turn in range(12):
-        if texts and drawn.random() < 0.2:
+    texts: list[tuple[int, int, tuple[PagedKV, PagedKV]]] = []  # tokens, those of prompts, keys and values in both
+    for turn in range(24):
+        if texts and drawn.random() < 0.1:
             texts.pop(drawn.randrange(len(texts)))
-        if len(texts) < 2:
-            kvs = PagedKV(arenas[0]), PagedKV(arenas[1])
-            texts.append((0, kvs))
+        if len(texts) < 2 and drawn.random() < 0.5:
+            texts.append((0, drawn.randrange(1, 2 * B), (PagedKV(arenas[0]), PagedKV(arenas[1]))))
+        if not texts:
+            continue
+        by_one = drawn.random() < 0.6
         spans: tuple[list[Span], list[Span]] = [], []
         row, grown = 0, []
-        for length, kvs in texts:
-            start = max(length - drawn.choice([0, 0, 3]), 0)
-            end = min(start + drawn.choice([1, 5, B, B + 7]), 5 * B)
+        for length, prompt, kvs in texts:
+            start = length if by_one else max(length - drawn.choice([0, 0, 3]), 0)
+            end = min(start + (1 if by_one and length else drawn.choice([1, 5, B, B + 7])), 5 * B)
             start = min(start, end - 1)
             for kv, own in zip(kvs, spans, strict=True):
                 kv.reserve(-(-end // B) * B)
-                own.append(Span(kv, row, start, end, 5 * B))
+                own.append(Span(kv, row, start, end, prompt))
             row += end - start
-            grown.append((end, kvs))
+            grown.append((end, prompt, kvs))
         texts = grown
         expected, found = (step(arena, own, turn) for arena, own in zip(arenas, spans, strict=True))
         assert all(torch.equal(a, b) for one, other in zip(expected, found, strict=True) for a, b in zip(one, other))
-    for length, kvs in texts:
+    for length, _, kvs in texts:
         for layer in range(LAYERS):
             both = (each.span(layer, 0, length) for each in kvs)
             assert all(torch.equal(a.cpu(), b) for a, b in zip(*both, strict=True))
@@ -116,3 +120,64 @@ def test_a_full_disk_fails_a_step_that_needs_memory_and_no_other(
     monkeypatch.undo()
     read = [step(each, [Span(long, 0, 2 * B, 3 * B, 4 * B)], 4) for each, (long, _) in zip((arena, twin), kvs)]
     assert all(torch.equal(a, b) for one, other in zip(*read, strict=True) for a, b in zip(one, other, strict=True))
+
+
+def test_a_read_ahead_that_fails_ends_only_the_step_that_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arenas = on_disk(tmp_path, 8, 5), KVArena(8 * B)
+    kvs = [(PagedKV(arena), PagedKV(arena)) for arena in arenas]
+    for long, short in kvs:
+        long.reserve(7 * B)
+        short.reserve(B)
+        for page in range(6):
+            step(long.arena, [Span(long, 0, page * B, (page + 1) * B, 6 * B)], seed=page)
+        step(long.arena, [Span(short, 0, 0, 5, 5)], seed=7)
+    right, expected, fails = os.preadv, RaggedCache.ahead, False
+
+    def ahead(cache: RaggedCache, window: int | None) -> object:
+        nonlocal fails
+        fails = True
+        return expected(cache, window)
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if fails and offset < os.fstat(descriptor).st_size // LAYERS:  # of the first layer
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return right(descriptor, buffers, offset)
+
+    monkeypatch.setattr(RaggedCache, "ahead", ahead)
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(SourceFile, "view_cached", lambda *_: None)
+    first = [step(long.arena, [Span(long, 0, 6 * B, 6 * B + 1, 6 * B)], seed=8) for long, _ in kvs]
+    other = [step(short.arena, [Span(short, 0, 5, 6, 5)], seed=9) for _, short in kvs]
+    fails = False
+    step(arenas[0], [Span(kvs[0][0], 0, 6 * B + 1, 6 * B + 2, 6 * B)], seed=10)
+    fails = True
+    with pytest.raises(KVDiskError, match="cannot be read from disk"):
+        step(arenas[0], [Span(kvs[0][0], 0, 6 * B + 2, 6 * B + 3, 6 * B)], seed=11)
+    monkeypatch.undo()
+    for number in (1, 2):
+        span = 6 * B + number, 6 * B + number + 1, 6 * B
+        last = [step(long.arena, [Span(long, 0, *span)], seed=9 + number) for long, _ in kvs]
+        first = [a + b for a, b in zip(first, last, strict=True)]
+    for found in (first, other):
+        pairs = zip(*found, strict=True)
+        assert all(torch.equal(a, b) for one, two in pairs for a, b in zip(one, two, strict=True))
+
+
+def test_a_page_that_cannot_be_read_again_is_an_error_not_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = on_disk(tmp_path, 8, 5)
+    kv = PagedKV(arena)
+    kv.reserve(8 * B)
+    for page in range(8):
+        step(arena, [Span(kv, 0, page * B, (page + 1) * B, 8 * B)], seed=page)
+    expected = kv.span(0, 0, 8 * B)
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    with pytest.raises(KVDiskError, match="ends too early"):
+        kv.span(0, 0, 8 * B)
+    with pytest.raises(KVDiskError, match="ends too early"):
+        step(arena, [Span(kv, 0, 3, 4, 8 * B)], seed=9)
+    monkeypatch.undo()
+    assert all(torch.equal(*both) for both in zip(kv.span(0, 0, 8 * B), expected, strict=True))
