@@ -131,7 +131,7 @@ class _TensorTreatment:
         if self.quantised == 0:
             why = ""
             if self.unfitting:
-                why = f": rows of {self.unfitting[0]} and all others do not fill groups; use --to int8, or smaller groups"
+                why = f": rows of {self.unfitting[0]} and others do not fill groups; use --to int8, or smaller groups"
             raise CheckpointError(
                 f"{source}: has no matrix of a linear layer that can be quantised to {chosen.target}{why}"
             )
