@@ -129,7 +129,12 @@ class _TensorTreatment:
             )
         self.weights = [self._weight(name) for name in saved]
         if self.quantised == 0:
-            raise CheckpointError(f"{source}: has no matrix of a linear layer that can be quantised to {chosen.target}")
+            why = ""
+            if self.unfitting:
+                why = f": rows of {self.unfitting[0]} and others do not fill groups; use --to int8, or smaller groups"
+            raise CheckpointError(
+                f"{source}: has no matrix of a linear layer that can be quantised to {chosen.target}{why}"
+            )
 
     def config(self) -> dict[str, Any]:
         """Return the new ``quantization_config``."""

@@ -155,6 +155,8 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(full: Path, t
         quantize_checkpoint(full, full, "int8")
     with pytest.raises(CheckpointError, match="cannot be quantised to 'int3'; int4, int8, fp8, mxfp4 are possible"):
         quantize_checkpoint(full, tmp_path / "out", "int3")
+    with pytest.raises(CheckpointError, match=r"to int4: rows of .* do not fill groups; use --to int8"):
+        quantize_checkpoint(full, tmp_path / "groups", "int4")
     with pytest.raises(CheckpointError, match="only int4 has groups"):
         quantize_checkpoint(full, tmp_path / "out", "fp8", 64)
     quantize_checkpoint(full, tmp_path / "out", "int8")

@@ -153,7 +153,9 @@ def _slots_on(plan: Plan, device: Key) -> str:
     go to."""
     streamed = sum(part.runs_on == device for part in plan.streamed)
     count = min(plan.slots, streamed) if streamed else plan.slots
-    return f"{count} slots for streamed parts" if count else "through which keys and values are read from disk"
+    if not count:
+        return "through which keys and values are read from disk"
+    return f"{count} slot{'s' * (count > 1)} for streamed parts"
 
 
 def _time_sentences(plan: Plan) -> Iterator[str]:

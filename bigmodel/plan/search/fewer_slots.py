@@ -12,7 +12,7 @@ from ...errors import BudgetError
 from ..result.budgets import is_accelerator
 from ..result.plan import Plan
 
-ONE_SLOT = "streamed through one slot, as there is no memory for two: copies do not run beside compute"
+ONE_SLOT = "parts are streamed through one slot, as two do not fit: copies do not run beside compute"
 
 
 def with_slots(plan_of: Callable[[int], Plan], slots: int) -> Plan:

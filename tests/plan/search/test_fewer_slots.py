@@ -38,6 +38,7 @@ def test_as_many_slots_as_an_accelerator_has_memory_for_are_planned(room: float,
     assert plan.slots == slots
     assert {part.runs_on for part in plan.parts} == {0}
     assert (ONE_SLOT in plan.notes) == (slots == 1)
+    assert ("1 slot for streamed parts" in plan.explain()) == (slots == 1)
 
 
 def test_the_host_runs_what_one_slot_cannot_hold() -> None:
