@@ -30,7 +30,12 @@ def _at_least(package: str, version: str) -> bool:
     return bool(TorchVersion(importlib.metadata.version(package)) >= version)
 
 
-def _unsupported() -> bool:
+def _unsupported(check_device: bool = False) -> bool:
+    """False: this library does not support such devices."""
+    return False
+
+
+def is_hpu_available(init_hccl: bool = False) -> bool:
     """False: this library does not support such devices."""
     return False
 
@@ -71,7 +76,7 @@ is_pytest_available = partial(_installed, "pytest")
 is_tqdm_available = partial(_installed, "tqdm")
 
 is_habana_gaudi1 = is_msamp_available = is_neuron_available = is_transformer_engine_mxfp8_available = _unsupported
-is_hpu_available = is_mlu_available = is_musa_available = is_npu_available = is_sdaa_available = _unsupported
+is_mlu_available = is_musa_available = is_npu_available = is_sdaa_available = _unsupported
 
 
 def is_bnb_available(min_version: str | None = None) -> bool:

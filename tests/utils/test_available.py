@@ -30,6 +30,8 @@ def test_devices_are_those_of_pytorch_that_this_library_uses(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert available.is_cuda_available()
     assert not available.is_npu_available()
+    assert not available.is_npu_available(check_device=True)
+    assert not available.is_hpu_available(init_hccl=True)
     assert not available.is_torch_xla_available(check_is_tpu=True)
 
 
