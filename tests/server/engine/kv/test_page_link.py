@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bigmodel.dispatch.transfer.stages import StagePipeline
 from bigmodel.server.engine.compute.ragged_cache import RaggedCache, Span
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
-from tests.accelerators import at
 
 from .pages import DIM, HEADS, LAYERS, B, on_host, step
 
@@ -92,35 +90,3 @@ def test_positions_that_several_calls_attend_to_are_fetched_once() -> None:
     before = arena.host.stats.bytes_from_ram
     step(arena, [Span(kv, 0, B, 3 * B, 4 * B)], seed=1)  # two calls: the second attends to all of the first
     assert arena.host.stats.bytes_from_ram - before == LAYERS * B * ROW
-
-
-def test_steps_in_flight_do_not_overwrite_what_the_attention_of_another_one_reads() -> None:
-    device = torch.device(at(0))
-    pipeline, read = StagePipeline([device, device], device), []
-    for arena in (on_host(4), KVArena(4 * B)):
-        kvs = [PagedKV(arena), PagedKV(arena)]
-        found: list[torch.Tensor] = []
-        for kv in kvs:
-            kv.reserve(B)
-            step(arena, [Span(kv, 0, 0, 5, 5)], seed=0)
-        launched = []
-        for kv in kvs:  # each on a stream of its own
-            with pipeline.step() as own, torch.inference_mode():
-                launched.append(own)
-                cache = RaggedCache([Span(kv, 0, 5, 6, 5)])
-                cache.begin()
-                for layer in range(LAYERS):
-                    own.enter(0 if layer < 2 else 1)
-                    key = torch.full((1, HEADS, 1, DIM), float(layer), device=device)
-                    cache.update(key, key, layer)
-                    if arena.host is None:
-                        rows = cache.step(device, None).calls[0].gathered
-                        found += [each.index_select(0, rows) for each in arena.layer(layer)]
-                    else:
-                        found += [each.clone() for each in arena.host.read(cache, layer, None, 0, device)]
-                        arena.host.attended(device)
-        for own in launched:
-            own.land()
-        pipeline.follow()
-        read.append([each.cpu() for each in found])
-    assert all(torch.equal(*both) for both in zip(*read, strict=True))
