@@ -33,7 +33,10 @@ def steps_in_flight(
     found = dispatched(model)
     if found is None or found.stages is None:
         if asked is not None and asked > 1:
-            raise ServeError(f"{asked} steps in flight need parts that are all resident on one of several accelerators")
+            raise ServeError(
+                f"{asked} steps in flight need parts that are all resident on one of several accelerators, with their "
+                "keys and values"
+            )
         return None
     predicted = found.plan.stages
     if asked == 1 or (asked is None and (predicted is None or predicted.least_tokens() is None)):

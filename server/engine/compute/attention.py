@@ -222,8 +222,6 @@ def _in_pages(
         else:
             keys, values = host.read(cache, layer, options["window"], number, query.device)
         _attend_in_pages(own, calls, keys, values, packed[rows], out[rows], options)
-        if host is not None and cache.in_flight:
-            host.attended(query.device)
         row = rows.stop
     return out
 

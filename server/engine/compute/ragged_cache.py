@@ -11,7 +11,6 @@ import torch
 from transformers import DynamicCache
 
 from bigmodel.devices import HOST
-from bigmodel.dispatch.transfer.stages import running_step
 from bigmodel.server.engine.compute.varlen import PagedStep, parts_of_lengths
 from bigmodel.server.engine.kv.arena import PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
@@ -54,7 +53,6 @@ class RaggedCache(DynamicCache):
     """The cache handed to the model for one packed step; writes go to each sequence's own buffers.
 
     Attributes:
-        in_flight: Whether it is one of several steps that are computed at once.
         counts_tokens: Whether positions follow from the tokens in it: layers of other stages (`PassedLayer`) add none.
     """
 
@@ -75,7 +73,6 @@ class RaggedCache(DynamicCache):
 
         arenas = {span.kv.arena if isinstance(span.kv, PagedKV) else None for span in spans}
         self.arena = arenas.pop() if len(arenas) == 1 else None  # where all sequences have their pages
-        self.in_flight = running_step() is not None
         self._span_of = {id(span.kv): span for span in spans}
         self._steps: dict[tuple[torch.device, int | None], PagedStep] = {}
         self._ahead: dict[int | None, Reading | None] = {}
@@ -97,10 +94,9 @@ class RaggedCache(DynamicCache):
         return self.step(device, window).readings
 
     def ahead(self, window: int | None) -> Reading | None:
-        """See `StepReadings.ahead`: each text is expected to get one token, unless prompts or drafts are computed.
-        Of several steps in flight the next one is of other texts."""
+        """See `StepReadings.ahead`: each text is expected to get one token, unless prompts or drafts are computed."""
         if window not in self._ahead:
-            self._ahead[window] = None if self.in_flight else self._next(window)
+            self._ahead[window] = self._next(window)
         return self._ahead[window]
 
     def _next(self, window: int | None) -> Reading | None:

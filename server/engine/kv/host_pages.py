@@ -114,11 +114,6 @@ class HostPages:
         with torch.inference_mode(False), torch.no_grad():  # slots are ordinary memory, whatever reads them
             return self._links[device].read(step, layer, window, number)
 
-    def attended(self, device: torch.device) -> None:
-        """Note that the attention which reads what `read` returned last has been launched. Without it, later compute
-        must be launched on the same stream, as that of one step at a time is."""
-        self._links[device].attended()
-
     def begin(self, written: torch.Tensor, read: torch.Tensor, step: StepReadings) -> None:
         """Start copying what a step reads first, as far as that is known from an earlier one, which may have started.
 

@@ -35,7 +35,6 @@ class _Slot:
         self.of: tuple[int, Reading] | None = None
         self.is_ahead = False  # of the next step, which may read something else
         self.arrived: Event | None = None
-        self.attended: Event | None = None  # by a step that is in flight beside others, on a stream of its own
         self.reads: list[Arrival] = []  # the last of a reader, which queues its copies some time later
 
     @property
@@ -89,7 +88,6 @@ class PageLink:
             staging = older.staging[device]
             self._reader = KVReader(self._stream, device, older.disk.policy, stats, staging, older.readers)
         self._windows: dict[int, int | None] = {}  # of the layers that run on the device
-        self._read: _Slot | None = None  # the last one
         self._new: tuple[int, tuple[torch.Tensor, torch.Tensor]] | None = None
         self._placed: tuple[Reading, torch.Tensor, torch.Tensor] | None = None
 
@@ -130,7 +128,7 @@ class PageLink:
         self._windows[layer] = window
         readings = step.readings(self._device, window)
         reading = readings[number]
-        slot = self._read = self._slot_of(layer, reading)
+        slot = self._slot_of(layer, reading)
         following = self._following(layer)
         if len(self._slots) == 1:
             pass  # what is read next would overwrite this
@@ -147,11 +145,6 @@ class PageLink:
             for memory, like in zip(slot.memory, self._pages[layer], strict=True)
         )
         return keys, values
-
-    def attended(self) -> None:
-        """See `HostPages.attended`."""
-        assert self._read is not None
-        self._read.attended = self._stream.compute_mark()
 
     def begin(self, step: StepReadings) -> None:
         """See `HostPages.begin`."""
@@ -228,21 +221,20 @@ class PageLink:
         arriving: list[Arrival] = []
         with torch.inference_mode(False), torch.no_grad():
             memory = [self._at_least(slot, which, len(reading.rows), held) for which, held in enumerate(pages)]
-            computed = [self._stream.compute_mark(), *([] if slot.attended is None else [slot.attended])]
+            computed = self._stream.compute_mark()
             for which, held in enumerate(pages):
                 sources = list(self._sources(layer, which, reading))
                 if self._reader is not None and not all(in_ram for _, in_ram, _ in sources):
                     placed = ((at * held[0].nbytes, source) for at, _, source in sources)
-                    arriving.append(self._reader.fetch(placed, memory[which], computed))
+                    arriving.append(self._reader.fetch(placed, memory[which], [computed]))
                     continue
                 target = _as_rows(memory[which], held, len(reading.rows))
                 copies += [(target[at : at + len(source)], source) for at, _, source in sources]
         queued: list[Event] = []
-        overwritten = slot.arrived is not None or slot.attended is not None  # compute is ordered after this, too
-        if not arriving and (copies or overwritten):
+        if not arriving and (copies or slot.arrived is not None):  # what nobody has waited for is overwritten, too
             slot.queued()
             queued.append(self._queue(copies, computed))
-        slot.of, slot.is_ahead, slot.reads, slot.attended = (layer, reading), is_ahead, arriving, None
+        slot.of, slot.is_ahead, slot.reads = (layer, reading), is_ahead, arriving
         slot.arrived = AllOf([*arriving, *queued])
         self._slots.remove(slot)
         self._slots.append(slot)
@@ -278,16 +270,16 @@ class PageLink:
         for memory, new in zip(slot.memory, self._new[1], strict=True):
             _as_rows(memory, new, len(reading.rows)).index_copy_(0, at, new.index_select(0, sources))
 
-    def _queue(self, copies: Copies, computed: Seq[Event] = ()) -> Event:
-        """Queue copies behind events of compute; without any: behind all that was launched so far."""
+    def _queue(self, copies: Copies, computed: Event | None = None) -> Event:
+        """Queue copies behind an event of compute; None: behind all that was launched so far."""
 
         def work() -> None:
             with torch.inference_mode(False), torch.no_grad():
                 for target, source in copies:
                     target.copy_(source, non_blocking=True)
 
-        after = computed or [self._stream.compute_mark()]
-        return self._stream.submit(work, after, sum(source.nbytes for _, source in copies))
+        after = self._stream.compute_mark() if computed is None else computed
+        return self._stream.submit(work, [after], sum(source.nbytes for _, source in copies))
 
 
 def _as_rows(memory: torch.Tensor, like: torch.Tensor, rows: int) -> torch.Tensor:
