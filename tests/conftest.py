@@ -54,10 +54,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if getattr(config.option, "testrunuid", "") is None:
+    is_worker = hasattr(config, "workerinput")
+    if getattr(config.option, "testrunuid", "") is None and not is_worker:
         # Its workers, and what they start, find the server of this run by its name.
         config.option.testrunuid = os.environ["PYTEST_XDIST_TESTRUNUID"] = secrets.token_hex()
-    is_worker = hasattr(config, "workerinput")
     names_profile = config.getoption("hypothesis_profile", None) is not None  # the plugin registers them
     if is_worker or names_profile or config.getoption("dist", "no") == "no" or config.getoption("collectonly"):
         config.pluginmanager.import_plugin("tests.shared")

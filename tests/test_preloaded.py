@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from tests.preloaded import run
 
 IN_ENVIRONMENT = "import os, bigmodel.devices; print(os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK'))"
@@ -14,3 +16,8 @@ def test_a_program_has_what_imports_add_to_the_environment() -> None:
     bare = {name: value for name, value in os.environ.items() if name != "PYTORCH_NVML_BASED_CUDA_CHECK"}
     assert run(["-c", IN_ENVIRONMENT], bare).stdout == "1\n"
     assert run(["-c", IN_ENVIRONMENT], {**bare, "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}).stdout == "0\n"
+
+
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="the run has one process")
+def test_processes_of_a_run_ask_one_server(testrun_uid: str) -> None:
+    assert os.environ["PYTEST_XDIST_TESTRUNUID"] == testrun_uid
