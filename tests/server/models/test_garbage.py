@@ -41,8 +41,6 @@ def test_collections_do_not_look_at_what_was_loaded_first() -> None:
 
 @pytest.mark.slow
 def test_what_was_exempted_is_found_where_it_is_looked_for_and_the_rest_is_exempt_again() -> None:
-    gc.unfreeze()
-    gc.collect()  # what other tests have left is not to count
     made = exemptions()
     node = Node()
     first = weakref.ref(node)
