@@ -230,9 +230,24 @@ def _add_rows(tensor: Any, rows: list[int] | None, found: list[Range]) -> None:
     span = _spanned(tensor.shape[1:], tensor.stride()[1:]) * size
     step = tensor.stride(0) * size
     first = tensor.storage_offset() * size
-    for row in rows:
-        begin = first + row % tensor.shape[0] * step
-        found.append((history, begin, begin + span))
+    count = tensor.shape[0]
+    if span == step:  # rows that follow each other are one range: there may be thousands
+        found += [(history, first + begin * step, first + end * step) for begin, end in _runs(rows, count)]
+    else:
+        found += [(history, first + row % count * step, first + row % count * step + span) for row in rows]
+
+
+def _runs(rows: list[int], count: int) -> list[tuple[int, int]]:
+    """Return the rows that follow each other: the first, and the one after the last. Negative ones are from `count`."""
+    found = []
+    begin = end = -1
+    for row in sorted({row % count for row in rows}):
+        if row != end:
+            if end > begin:
+                found.append((begin, end))
+            begin = row
+        end = row + 1
+    return [*found, (begin, end)] if end > begin else found
 
 
 def _spanned(shape: Any, stride: Any) -> int:
