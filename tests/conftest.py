@@ -28,8 +28,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 WORKERS_IMPORT = (
     "anthropic.types.beta",
+    "bigmodel.server.http.app",
     "bigmodel.server.http.run",
+    "deepspeed",  # transformers imports it wherever a model is saved
     "fastapi",
+    "httpx",
     "peft",
     "openai.types",
     "schemathesis",
@@ -40,6 +43,7 @@ WORKERS_IMPORT = (
     "transformers.integrations.finegrained_fp8",
     "transformers.integrations.flash_attention",
     "transformers.models.llama.modeling_llama",
+    "xgrammar",
 )
 """What modules of tests import: seconds of every worker's start. None of these modules starts a thread."""
 
