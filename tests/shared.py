@@ -65,7 +65,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("every_accelerator", [metafunc.config.getoption("--device")], indirect=True)
 
 
-TESTS_PER_COLLECTION = 4000
+TESTS_PER_COLLECTION = 6000
 """Garbage of this many tests may pile up before a collection looks at all objects, which takes seconds."""
 _tests = itertools.count(1)
 

@@ -169,7 +169,7 @@ class Profile:
         key = tuple(execution_devices.items()), main, sizes, input_device, slots, away, split, packed
         if key not in self._peaks:
             self._peaks[key] = self._replayed(
-                execution_devices, main, rounding, input_device, experts, offloaded, split, packed
+                key[:-1], execution_devices, main, rounding, input_device, experts, offloaded, split, packed
             )
         return dict(self._peaks[key])
 
@@ -180,6 +180,7 @@ class Profile:
 
     def _replayed(
         self,
+        key: tuple[object, ...],
         execution_devices: Mapping[int, D],
         main: D,
         rounding: Mapping[D, Rounding] | None,
@@ -195,7 +196,13 @@ class Profile:
             # Only `generate` moves inputs: those of a plain forward lie on the main device, and its outputs go there.
             inputs = main if phase.name == "forward" else input_device
             for trace in (phase.trace_on(main), *phase.also):
-                found = replay(trace, execution_devices, main, rounding, inputs, experts, offloaded, split).peak
+                known = trace.peaks.get((key, inputs))  # profiles that differ in more than traces share these
+                found: dict[D, int] = (
+                    replay(trace, execution_devices, main, rounding, inputs, experts, offloaded, split).peak
+                    if known is None
+                    else known
+                )
+                trace.peaks[key, inputs] = found
                 peaks.update({device: max(peaks.get(device, 0), peak) for device, peak in found.items()})
         return peaks
 

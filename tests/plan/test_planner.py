@@ -658,6 +658,7 @@ def test_older_keys_and_values_lie_on_disk_where_ram_cannot_hold_them() -> None:
     assert f"RAM holds those of the last {made.kv_in_ram} tokens" in made.explain()
 
 
+@pytest.mark.slow
 def test_ram_holds_as_many_keys_and_values_as_it_has_room_for() -> None:
     whole = sum(long_profile().kv_cache)
     shares = [on_disk_of(whole * share // 8).kv_on_disk for share in (2, 4, 6)]
@@ -665,6 +666,7 @@ def test_ram_holds_as_many_keys_and_values_as_it_has_room_for() -> None:
     assert not on_disk_of(4 * whole).kv_on_disk
 
 
+@pytest.mark.slow
 def test_the_budget_of_the_disk_holds_for_keys_and_values() -> None:
     whole = sum(long_profile().kv_cache)
     with pytest.raises(BudgetError):

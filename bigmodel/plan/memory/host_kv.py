@@ -88,8 +88,21 @@ def with_kv_on_host(profile: Profile, units: Collection[int], in_ram: int = 0) -
     """
     kept = frozenset(units)
     held = tuple(nbytes if index in kept else 0 for index, nbytes in enumerate(profile.kv_cache))
-    phases = tuple(phase.with_traces(lambda trace: _without_kept(trace, kept)) for phase in profile.phases)
+    phases = tuple(phase.with_traces(lambda trace: _known_without_kept(trace, kept)) for phase in profile.phases)
     return replace(profile, phases=phases, kv_on_host=held, kv_in_ram=in_ram)
+
+
+MOST_KNOWN = 16
+"""Sets of units for which a trace without what they keep is remembered: a search asks for few, again and again."""
+
+
+def _known_without_kept(trace: Trace, units: frozenset[int]) -> Trace:
+    known: dict[frozenset[int], Trace] = trace.changed.setdefault(_without_kept, {})
+    found = known.pop(units, None) or _without_kept(trace, units)
+    known[units] = found
+    if len(known) > MOST_KNOWN:
+        del known[next(iter(known))]
+    return found
 
 
 def _without_kept(trace: Trace, units: frozenset[int]) -> Trace:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
 from ..model.experts import RouterChoice
 from .events import (
@@ -203,6 +204,16 @@ class Trace:
 
     def __hash__(self) -> int:
         return hash(self.initial)
+
+    @cached_property
+    def changed(self) -> dict[Any, Any]:
+        """Traces that were made of this one, which whoever makes them keeps here to make them once."""
+        return {}
+
+    @cached_property
+    def peaks(self) -> dict[object, Any]:
+        """Results of replays, which whoever replays it keeps here to do so once."""
+        return {}
 
     @cached_property
     def events(self) -> tuple[Event, ...]:

@@ -25,6 +25,7 @@ from bigmodel.plan import Plan, plan
 from bigmodel.plan.memory.host_kv import rows_on_disk
 from bigmodel.profile import Profile, profile_model
 from bigmodel.verify.planned_use import planned_use
+from tests.marks import slow_but
 
 from ..models import llama
 
@@ -192,7 +193,7 @@ def space_of(found: nn.Module) -> int:
     return sum(file.space for file in record.kv.older.disk.files)
 
 
-@pytest.mark.parametrize("in_ram", [3, 14, 40])
+@pytest.mark.parametrize("in_ram", slow_but([40], [3, 14, 40]))
 def test_older_keys_and_values_on_disk_change_no_bit(tmp_path: Path, in_ram: int) -> None:
     found = on_disk(tmp_path, in_ram)
     got = generated(found)
@@ -217,6 +218,7 @@ def test_a_cache_with_older_tokens_on_disk_may_be_changed_between_calls(tmp_path
     assert torch.equal(found, continued(on_device(), DynamicCache(), change))
 
 
+@pytest.mark.slow
 def test_the_file_has_no_name_and_its_space_is_given_back_with_the_cache(tmp_path: Path) -> None:
     found = on_disk(tmp_path)
     got = generated(found)
@@ -250,6 +252,7 @@ def test_nothing_is_left_on_disk_after_an_error_in_the_middle_of_a_text(tmp_path
     assert_equal(generated(found), expected())
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

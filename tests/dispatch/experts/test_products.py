@@ -109,6 +109,7 @@ def test_a_single_expert_is_computed_on_the_host(implementation: str) -> None:
     assert stats(model)["on_host"] == LAYERS
 
 
+@pytest.mark.slow
 def test_a_generated_text_is_that_of_the_resident_model() -> None:
     prompt = tokens(3)
     expected = resident(mixtral).generate(prompt.to(DEVICE), max_new_tokens=6, do_sample=False).cpu()

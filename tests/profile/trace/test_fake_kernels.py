@@ -123,6 +123,7 @@ OPERATIONS: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
 ]
 
 
+@pytest.mark.slow
 @given(
     operation=st.sampled_from(OPERATIONS),
     rows=st.integers(1, 5),

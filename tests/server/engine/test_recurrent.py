@@ -184,7 +184,13 @@ def test_long_prompts_are_computed_in_blocks(make: Callable[[], Any]) -> None:
     engine.stop()
 
 
-@pytest.mark.parametrize("make", [MAMBA, ZAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(MAMBA, MAMBA2, lfm2),
+        *(pytest.param(make, marks=[goes_on, pytest.mark.slow]) for make in (zamba, falcon_h1, zamba2)),
+    ],
+)
 def test_a_prompt_goes_on_from_the_last_block_of_an_earlier_one(make: Callable[[], Any]) -> None:
     model = built(make)
     (prompt, *_) = prompts(1, 10 * B)

@@ -297,9 +297,7 @@ def test_peaks_stay_within_the_plan(count: int) -> None:
     budgets: dict[Any, Any] = {**dict.fromkeys(range(count), weights + 2**26), "cpu": "1GB"}
     made = plan(model, budgets, "balanced", batch_size=8, context_length=256, prefill_chunk_size=64)
     assert made.stages is not None
-    engine = core(
-        dispatch_model(model, made), count + 1, made, kv_bytes=None, max_sequences=8, prefix_cache=True
-    )
+    engine = core(dispatch_model(model, made), count + 1, made, kv_bytes=None, max_sequences=8, prefix_cache=True)
     for index in range(count):
         reset_peak_memory(f"virtual:{index}")
     asked = ask(engine, GREEDY, DRAWN, texts=tuple("in the cat " * 25 + text for text in TEXTS), tokens=4)
@@ -356,6 +354,7 @@ def test_a_model_on_one_device_has_no_stages() -> None:
         core(one, 2)
 
 
+@pytest.mark.slow
 def test_workspaces_of_streams_need_room() -> None:
     virtual.enable(2, caching=virtual.Caching(workspace=8 << 20))
     model = tiny_model(layers=4)
