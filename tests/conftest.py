@@ -30,6 +30,7 @@ WORKERS_IMPORT = (
     "anthropic.types.beta",
     "bigmodel.server.http.app",
     "bigmodel.server.http.run",
+    "compressed_tensors",
     "deepspeed",  # transformers imports it wherever a model is saved
     "fastapi",
     "httpx",
@@ -38,6 +39,7 @@ WORKERS_IMPORT = (
     "schemathesis",
     "tensorboard.backend.event_processing.event_file_loader",
     "torch.distributed.tensor",
+    "torchmetrics",
     "transformers.conversion_mapping",
     "transformers.distributed.checkpoint",
     "transformers.integrations.finegrained_fp8",
