@@ -12,6 +12,7 @@ from bigmodel.devices.caching import memory_peaks
 from bigmodel.dispatch import dispatch_model
 from bigmodel.plan import Plan, plan
 from bigmodel.plan.memory.micro_batches import in_flight
+from tests.marks import pairwise
 from tests.server.tiny import tiny_model
 
 pytestmark = [pytest.mark.virtual_only("several accelerators"), pytest.mark.usefixtures("accelerators")]
@@ -47,19 +48,17 @@ def test_there_is_one_more_than_there_are_accelerators() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("size", [1, 3, 4])
-@pytest.mark.parametrize("accelerators", [2, 4])
-def test_peaks_stay_within_the_plan(size: int, accelerators: int, late: bool) -> None:
-    virtual.enable(accelerators, strict=late, late_compute=late)
-    made = planned(size, accelerators)
+@pytest.mark.parametrize(("size", "count", "late"), pairwise([1, 3, 4], [2, 4], [False, True]))
+def test_peaks_stay_within_the_plan(size: int, count: int, late: bool) -> None:
+    virtual.enable(count, strict=late, late_compute=late)
+    made = planned(size, count)
     assert made.micro_batch_size == size
-    others = [memory_allocated(f"virtual:{index}") for index in range(accelerators)]
+    others = [memory_allocated(f"virtual:{index}") for index in range(count)]
     placed = dispatch_model(model(), made)
-    for index in range(accelerators):
+    for index in range(count):
         reset_peak_memory(f"virtual:{index}")
     forwards(placed)
-    for index in range(accelerators):
+    for index in range(count):
         device = made.devices[index]
         assert max_memory_allocated(f"virtual:{index}") - others[index] <= device.total
         assert device.budget is not None

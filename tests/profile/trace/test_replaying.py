@@ -298,9 +298,15 @@ def gpt_oss() -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", [lambda: tiny_llama(num_hidden_layers=3), deepseek, gpt_oss], ids=["llama", "deepseek", "gpt-oss"]
+    ("make", "device"),
+    [
+        (lambda: tiny_llama(num_hidden_layers=3), "virtual"),
+        (deepseek, "virtual"),
+        (gpt_oss, "virtual"),
+        (gpt_oss, "cpu"),
+    ],
+    ids=["llama-virtual", "deepseek-virtual", "gpt-oss-virtual", "gpt-oss-cpu"],
 )
-@pytest.mark.parametrize("device", ["cpu", "virtual"])
 def test_models_that_generate_have_the_same_traces(make: Any, device: str) -> None:
     model = make()
     units = profile_units(model)
