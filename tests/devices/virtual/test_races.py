@@ -207,6 +207,35 @@ def test_a_gather_reads_the_rows_that_it_asks_for() -> None:
     expect_race("aten.index")
 
 
+@pytest.mark.parametrize(("written", "races"), [(0, False), (2, True), (4, False), (6, True), (7, True)])
+def test_rows_that_follow_each_other_are_read_as_one_range(written: int, races: bool) -> None:
+    table, side = on_the_device(64).view(8, 8), side_stream()
+    side.wait_stream(virtual.current_stream(device))
+    rows = torch.tensor([2, 3, 1, -2, 7], device=device)
+    with virtual.stream(side):
+        table[written].add_(1)
+    if not races:
+        table[rows]
+        assert len(kept[-1]._allocation.history.reads) == 2  # type: ignore[attr-defined]
+        return
+    with pytest.raises(RaceError):
+        table[rows]
+    expect_race("aten.index")
+
+
+def test_rows_with_others_elements_between_them_are_read_alone() -> None:
+    """The rows of a part of the columns."""
+    table, side = on_the_device(32).view(4, 8), side_stream()
+    side.wait_stream(virtual.current_stream(device))
+    rows = torch.tensor([1, 2], device=device)
+    with virtual.stream(side):
+        table[1, 4:].add_(1)
+    table[:, :4].index_select(0, rows)
+    with pytest.raises(RaceError):
+        table[:, 2:6].index_select(0, rows)
+    expect_race("aten.index_select")
+
+
 def test_a_number_is_the_only_row_of_itself() -> None:
     number, rows = torch.tensor(3.0, device=device), torch.tensor([0], device=device)
     assert number.index_select(0, rows).cpu() == 3
