@@ -350,7 +350,7 @@ def test_a_model_on_one_device_has_no_stages() -> None:
     one = dispatch_model(tiny_model(), {"": "virtual:0"})
     found = dispatched(one)
     assert found is None or found.stages is None
-    with pytest.raises(ServeError, match="several accelerators"):
+    with pytest.raises(ServeError, match="several accelerators, with their keys and values"):
         core(one, 2)
 
 
