@@ -11,6 +11,7 @@ import torch
 
 from ..sizes import format_size
 from .allocator import CachingAllocator, ExactAllocator, MemoryBlock, NoRoom
+from .giving_back import LEAST_BYTES, giving_back
 from .postponing import postponed
 from .races import History, detector
 from .streams import current_stream, is_compute_late
@@ -56,7 +57,7 @@ class _Entry(weakref.ref[Allocation]):
         address: Where its storage lies.
         block: Its block in the device's memory.
         history: The accesses to it, on a strict accelerator.
-        storage: The storage, to be poisoned; None if the accelerator is not strict.
+        storage: The storage, to be poisoned if the accelerator is strict, and given back; None of a small one else.
         then: Frees it at once when it is gone.
     """
 
@@ -167,8 +168,9 @@ class Arena:
                 then = weakref.ref(allocation, self._free_ended)
                 entry = _Entry(allocation, self._ended.append)
                 entry.address, entry.block, entry.history, entry.then = address, block, history, then
-                # What is freed is poisoned, if the device is strict: the storage outlives the tensors until then.
-                entry.storage = storage if self.strict else None
+                # What is freed is poisoned, if the device is strict, or given back in a thread, if it is large: the
+                # storage outlives the tensors until then.
+                entry.storage = storage if self.strict or nbytes >= LEAST_BYTES else None
                 self._by_address[address] = entry
                 self._is_torn = False
             finally:
@@ -244,8 +246,9 @@ class Arena:
         if not isinstance(entry, _Entry) or self._by_address.get(getattr(entry, "address", 0)) is not entry:
             return
         history, unfinished = entry.history, []
-        if entry.storage is not None and _is_read_still(entry.storage, entry.address):
-            _poison(entry.storage, history)
+        storage = entry.storage
+        if storage is not None and self.strict and _is_read_still(storage, entry.address):
+            _poison(storage, history)
         if history is not None:
             detector.freed(history)
             if history.users:
@@ -254,6 +257,9 @@ class Arena:
         del self._by_address[entry.address]
         self._memory.free(entry.block, unfinished)
         self._is_torn = False
+        if storage is not None and not self.strict:
+            entry.storage = None
+            giving_back.take(storage)
 
 
 def _poison(storage: torch.UntypedStorage, history: History | None) -> None:
