@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from bigmodel.server.engine import EngineOptions
+from bigmodel.server.engine.budget import planned_chunk
 from bigmodel.server.loading import load
 from tests.cli.test_serve_process import Served, serving
 from tests.server.tiny import tiny_model, tiny_tokenizer
@@ -20,7 +22,14 @@ from tests.server.tiny import tiny_model, tiny_tokenizer
 pytestmark = [pytest.mark.virtual_only("a process with a virtual accelerator"), pytest.mark.usefixtures("accelerators")]
 
 CONTEXT, PROMPT = 2048, "the cat sat on the mat " * 100
-SHAPES: Any = {"context_length": CONTEXT, "batch_size": 1, "padded": False, "prefill_chunk_size": 512}
+OPTIONS = EngineOptions(max_sequences=2, max_batch_tokens=128)
+SHAPES: Any = {
+    "context_length": CONTEXT,
+    "batch_size": 2,
+    "padded": False,
+    "prefill_chunk_size": planned_chunk(OPTIONS, 2),
+}
+"""As the command plans for them."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +62,7 @@ def test_nothing_is_left_of_a_killed_server_and_the_next_one_starts(
 ) -> None:
     there = tmp_path / "offload"
     monkeypatch.setenv("BIGMODEL_VIRTUAL", "1x512MiB")
-    shapes = ["--max-model-len", str(CONTEXT), "--max-sequences", "1", "--no-prefix-cache"]
+    shapes = ["--max-model-len", str(CONTEXT), "--max-sequences", "2", "--max-batch-tokens", "128", "--no-prefix-cache"]
     given: Any = {"memory": budgets(folder)}
     arguments = ["--offload-folder", str(there), *shapes]
     with serving(folder, tmp_path / "log", *arguments, **given) as served:
