@@ -67,7 +67,6 @@ def pytest_configure(config: pytest.Config) -> None:
     names_profile = config.getoption("hypothesis_profile", None) is not None  # the plugin registers them
     if is_worker or names_profile or config.getoption("dist", "no") == "no" or config.getoption("collectonly"):
         config.pluginmanager.import_plugin("tests.shared")
-        config.pluginmanager.import_plugin("tests.caught_logs")
     else:
         gc.enable()
 
