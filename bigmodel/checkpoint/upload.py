@@ -1,22 +1,26 @@
-"""Copies of a checkpoint's tensors to accelerators, through pinned memory filled by several threads.
+"""Copies of a checkpoint's tensors to accelerators, beside the reads of others: through pinned memory filled by several
+threads, or, on a device without streams, by the thread of a copy stream.
 
-A copy of mapped or pageable memory holds the thread that asks for it, at a part of the link's speed. Here threads move
-pieces of tensors to pinned memory, cast on the way, and queue their copies: reading, casting and the link work at the
-same time.
+A copy of mapped or pageable memory holds the thread that asks for it, on a GPU at a part of the link's speed. Here
+threads move pieces of tensors to pinned memory, cast on the way, and queue their copies: reading, casting and the link
+work at the same time.
 """
 
 from __future__ import annotations
 
 import queue
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 
 import torch
 
 from ..devices import Event, copy_stream
+from ..devices.names import HOST
 from ..devices.pinned import copies_from_pinned, empty_host, release_unused_pinned
+from ..devices.streams import PAST, HostEvent, has_streams
 from ..limits import READERS
 from ..plan.memory.staging import StagingMemory
 from .pages import release
@@ -43,15 +47,15 @@ class Uploads:
 
     Args:
         bytes_ahead: Bytes that may wait for their copy: beyond, `copy` waits.
-        memory: Pinned memory of each device; without any chunks, `takes` takes nothing.
+        memory: Pinned memory of each device; without any chunks, `takes` takes nothing for devices with streams.
     """
 
     def __init__(self, bytes_ahead: int, memory: StagingMemory) -> None:
         self._bytes_ahead = bytes_ahead
         self._memory = memory
-        self._waiting: deque[tuple[torch.Tensor, list[Future[None]]]] = deque()
+        self._waiting: deque[tuple[torch.Tensor, list[Event]]] = deque()
         self._ahead = 0
-        self._devices: dict[torch.device, DeviceUploads] = {}
+        self._devices: dict[torch.device, DeviceUploads | ThreadUploads] = {}
 
     def __enter__(self) -> Uploads:
         return self
@@ -76,9 +80,11 @@ class Uploads:
                 release_unused_pinned()
 
     def takes(self, source: torch.Tensor, device: torch.device) -> bool:
-        """Whether a copy of `source`, a tensor on the host, to `device` goes through pinned memory."""
-        staged = self._memory.chunks > 0 and copies_from_pinned(device)
-        return staged and source.is_contiguous() and source.numel() > 0
+        """Whether a copy of `source`, a tensor on the host, to `device` can be made beside the reads of others."""
+        if device.type == HOST or source.numel() == 0:
+            return False
+        staged = self._memory.chunks > 0 and copies_from_pinned(device) and source.is_contiguous()
+        return staged or not has_streams(device)
 
     def copy(self, source: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a tensor on `device` that will hold the elements of `source` as `dtype` when this context ends.
@@ -89,7 +95,8 @@ class Uploads:
             Exception: The error of an earlier copy.
         """
         if device not in self._devices:
-            self._devices[device] = DeviceUploads(device, self._memory)
+            staged = has_streams(device)
+            self._devices[device] = DeviceUploads(device, self._memory) if staged else ThreadUploads(device)
         target, copies = self._devices[device].begin(source, dtype)
         self._waiting.append((source, copies))
         self._ahead += source.nbytes
@@ -100,7 +107,7 @@ class Uploads:
     def _finish_first(self) -> None:
         source, copies = self._waiting.popleft()
         for each in copies:
-            each.result()
+            each.wait()
         self._ahead -= source.nbytes
         release(source)
 
@@ -118,15 +125,15 @@ class DeviceUploads:
         for _ in range(self._count):
             self._pieces.put(_PinnedPiece(self._piece_bytes))
 
-    def begin(self, source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, list[Future[None]]]:
-        """Return a new tensor on the device, and the copies of the pieces of `source` to it."""
+    def begin(self, source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, list[Event]]:
+        """Return a new tensor on the device, and events of the copies of the pieces of `source` to it."""
         target = torch.empty(source.shape, dtype=dtype, device=self._device)
         self._stream.uses(target)
         # The memory may have had an owner whose compute is still queued.
         free = self._stream.compute_mark()
         step = self._piece_bytes // dtype.itemsize
         parts = zip(source.reshape(-1).split(step), target.view(-1).split(step), strict=True)
-        return target, [self._pool.submit(self._copy, part, into, free) for part, into in parts]
+        return target, [HostEvent(self._pool.submit(self._copy, part, into, free)) for part, into in parts]
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor, free: Event) -> None:
         piece = self._pieces.get()
@@ -146,6 +153,34 @@ class DeviceUploads:
             copied = self._pieces.get().copied
             if copied is not None:
                 copied.synchronize()
+
+
+class ThreadUploads:
+    """The copies to a device without streams, one behind the other: its link does not wait while tensors are read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = copy_stream(device)
+        self._inference = torch.is_inference_mode_enabled()
+        self._last: Event = PAST
+        self._is_closed = False
+
+    def begin(self, source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, list[Event]]:
+        """Return a new tensor on the device, and the event of the copy of `source` to it."""
+        target = torch.empty(source.shape, dtype=dtype, device=self._device)
+        self._last = self._stream.submit(partial(self._copy, source, target), nbytes=target.nbytes)
+        return target, [self._last]
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        if not self._is_closed:
+            with torch.inference_mode(self._inference), torch.no_grad():
+                target.copy_(source.to(target.dtype))
+
+    def close(self) -> None:
+        """Wait for the copy that has begun, and drop the others."""
+        self._is_closed = True
+        with suppress(Exception):  # its error is raised where it is waited for first, or another one is raised already
+            self._last.wait()
 
 
 def _queue(target: torch.Tensor, staged: torch.Tensor) -> None:

@@ -1,9 +1,12 @@
-"""Tensors reach accelerators through pinned memory, in pieces, by several threads."""
+"""Tensors reach accelerators beside the reads of others: through pinned memory, in pieces, by several threads,
+or by the thread of a copy stream."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +15,14 @@ from hypothesis import strategies as st
 
 from bigmodel.checkpoint import upload
 from bigmodel.checkpoint.upload import Uploads
-from bigmodel.devices import virtual
+from bigmodel.devices import streams, virtual
+from bigmodel.devices.virtual.link import VirtualLink
 from bigmodel.plan.memory.staging import StagingMemory
 from tests.accelerators import at
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
 
+without_streams = pytest.mark.virtual_only("has no streams")
 MEMORY = StagingMemory(2**18, 4)
 
 
@@ -104,3 +109,58 @@ def test_values_are_the_same_however_late_copies_arrive(seed: int | None, late: 
         devices = [torch.device(at(index % 2)) for index in range(len(sources()))]
         found = [uploads.copy(*each) for each in zip(sources(), [torch.float32] * 4, devices, strict=True)]
     assert all(torch.equal(target.cpu(), source) for target, source in zip(found, sources(), strict=True))
+
+
+@without_streams
+def test_copies_to_a_device_without_streams_follow_each_other_beside_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    virtual.enable(count=1, strict=False)
+    own, seen = streams.copy_ready_since, []
+
+    def noted() -> float | None:
+        seen.append((threading.current_thread() is threading.main_thread(), own() is None))
+        return own()
+
+    monkeypatch.setattr(sys.modules[VirtualLink.__module__], "copy_ready_since", noted)
+    with Uploads(2**20, MEMORY) as uploads:
+        assert uploads.takes(torch.ones(2, 3).t(), torch.device(at(0)))
+        found = [
+            uploads.copy(torch.arange(20000.0), dtype, torch.device(at(0))) for dtype in (torch.float32, torch.bfloat16)
+        ]
+    assert seen == [(False, False)] * 2
+    assert all(torch.equal(each.cpu(), torch.arange(20000.0).to(each.dtype)) for each in found)
+
+
+@without_streams
+def test_after_an_error_copies_that_have_not_begun_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    virtual.enable(count=1, strict=False)
+    go_on, begun, copied = threading.Event(), threading.Event(), []
+    own = VirtualLink.transfer
+
+    def held(*arguments: Any, **options: Any) -> None:
+        begun.set()
+        go_on.wait(5)
+        copied.append(own(*arguments, **options))
+
+    monkeypatch.setattr(VirtualLink, "transfer", held)
+    uploads = Uploads(2**20, MEMORY)
+    with pytest.raises(ValueError, match="elsewhere"), uploads:
+        for _ in range(3):
+            uploads.copy(torch.ones(20000), torch.float32, torch.device(at(0)))
+        begun.wait()
+        threading.Timer(0.1, go_on.set).start()
+        raise ValueError("elsewhere")
+    assert len(copied) == 1
+
+
+@without_streams
+def test_the_error_of_a_copy_to_a_device_without_streams_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    virtual.enable(count=1, strict=False)
+
+    def failing(*arguments: object, **options: object) -> None:
+        raise OSError("cannot be read")
+
+    monkeypatch.setattr(VirtualLink, "transfer", failing)
+    with pytest.raises(OSError, match="cannot be read"), Uploads(2**20, MEMORY) as uploads:
+        uploads.copy(torch.ones(20000), torch.float32, torch.device(at(0)))
