@@ -56,6 +56,12 @@ class Crossing:
     leaves: LinkSpeed | None = None
     enters: LinkSpeed | None = None
 
+    def __post_init__(self) -> None:
+        self._link()  # which has a rate
+
+    def _link(self) -> LinkSpeed:
+        return LinkSpeed(self.rate, self.latency)
+
     @property
     def step(self) -> float:
         """Seconds for one step."""
@@ -67,8 +73,7 @@ class Crossing:
         return self._seconds(self.prefill_bytes)
 
     def _seconds(self, nbytes: int) -> float:
-        copies = sum(link.seconds(nbytes) for link in (self.leaves, self.enters) if link is not None)
-        return self.latency + nbytes / self.rate + copies
+        return sum(link.seconds(nbytes) for link in (self.leaves, self._link(), self.enters) if link is not None)
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ class NodesPlan:
         Raises:
             PlanError: the text is no plan over nodes.
         """
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import TypeAdapter
 
         try:
             content: dict[str, Any] = json.loads(text)
@@ -144,9 +149,11 @@ class NodesPlan:
                     "make a new plan"
                 )
             stages = [{**stage, "plan": Plan.from_json(json.dumps(stage["plan"]))} for stage in content["stages"]]
+            if not stages:
+                raise ValueError("it has no stages")
             crossings = TypeAdapter(tuple[Crossing, ...]).validate_python(content["crossings"])
             return cls(str(content["model"]), _stages(stages), crossings)
-        except (ValidationError, json.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise PlanError(f"this is not a plan over nodes: {error}") from None
 
 

@@ -305,7 +305,7 @@ class Plan:
         Raises:
             PlanError: the text is not a plan.
         """
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import TypeAdapter
 
         try:
             content: dict[str, Any] = json.loads(text)
@@ -328,7 +328,7 @@ class Plan:
             return TypeAdapter(cls).validate_python(
                 {**content, "devices": by_key, "parts": parts, "prediction": prediction}
             )
-        except (ValidationError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise PlanError(f"this is not a plan: {error}") from None
 
     def to_html(self) -> str:

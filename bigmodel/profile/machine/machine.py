@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from ...devices.memory import CachingMemory
 from ...errors import PlanError
@@ -98,10 +98,18 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """The speed of one direction of a link: a copy of n bytes takes `latency` + n / `rate` seconds."""
+    """The speed of one direction of a link: a copy of n bytes takes `latency` + n / `rate` seconds.
+
+    Raises:
+        PlanError: the rate is not above 0.
+    """
 
     rate: float
     latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:  # nor is NaN
+            raise PlanError(f"a link has {self.rate} bytes per second; give more than 0")
 
     def seconds(self, nbytes: int) -> float:
         """Return the seconds of a copy of `nbytes`."""
@@ -231,7 +239,7 @@ def load(text: str) -> MachineProfile:
         if content["format"] != FORMAT:
             raise PlanError(f"this machine profile has format {content['format']}; this version reads {FORMAT}")
         return TypeAdapter(MachineProfile).validate_python(content["machine"])
-    except (ValidationError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PlanError(f"this is not a machine profile: {error}") from None
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -103,6 +104,10 @@ def test_the_json_reads_back() -> None:
         NodesPlan.from_json('{"format": 99}')
     with pytest.raises(PlanError, match="not a plan over nodes"):
         NodesPlan.from_json("[]")
+    content = json.loads(made.to_json())
+    for key, wrong in (("stages", []), ("crossings", [{**content["crossings"][0], "rate": 0}])):
+        with pytest.raises(PlanError):
+            NodesPlan.from_json(json.dumps({**content, key: wrong}))
     assert "n1" in str(made)
 
 

@@ -108,6 +108,8 @@ def test_device_numbers_stay_numbers() -> None:
         "", "[]", "{}", "null", '{"format": 99}',
         json.dumps({**json.loads(PLAN.to_json()), "parts": [{"name": 3}]}),
         json.dumps({**json.loads(PLAN.to_json()), "devices": None}),
+        json.dumps({**json.loads(PLAN.to_json()), "expert_cache": "disk"}),
+        "[" * 100_000, "1" * 5000,
     ],
 )  # fmt: skip
 def test_text_that_is_not_a_plan_is_refused(text: str) -> None:

@@ -68,7 +68,7 @@ def test_a_profile_is_equal_after_json() -> None:
     assert machine_json.load(machine_json.dump(MACHINE)) == MACHINE
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", '{"format": 5, "machine": {"name": 3}}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", "[" * 100_000, '{"format": 5, "machine": {"name": 3}}'])
 def test_text_that_is_not_a_profile_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match="not a machine profile"):
         machine_json.load(text)
@@ -79,6 +79,12 @@ def test_another_format_is_refused_with_its_number(other: int) -> None:
     content = {**json.loads(machine_json.dump(MACHINE)), "format": other}
     with pytest.raises(PlanError, match=f"format {other}; this version reads {machine_json.FORMAT}"):
         machine_json.load(json.dumps(content))
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_link_over_which_nothing_arrives_is_refused(rate: float) -> None:
+    with pytest.raises(PlanError, match="give more than 0"):
+        LinkSpeed(rate)
 
 
 def test_a_curve_without_points_is_refused() -> None:
