@@ -96,11 +96,12 @@ def find_executable_batch_size(
             release_cached_memory()
             try:
                 result = function(batch_size, *args, **kwargs)
-                first = batch_size
-                return result
             except Exception as error:
                 if not should_reduce_batch_size(error):
                     raise
+            else:
+                first = batch_size
+                return result
             # Outside of `except`, so that the frames of the exception, which refer to tensors, are released.
             tried = batch_size
             smaller = reduce_batch_size_fn() if reduce_batch_size_fn is not None else int(batch_size * 0.9)
