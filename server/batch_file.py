@@ -45,7 +45,7 @@ class PromptLine(BaseModel):
     messages: list[dict[str, Any]] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None

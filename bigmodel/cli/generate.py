@@ -24,7 +24,7 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0: greedy.")] = 0.0,
     top_p: Annotated[
-        float, typer.Option(min=1e-6, max=1, help="Sample from the likeliest tokens with this total probability.")
+        float, typer.Option(min=0, max=1, help="Sample from the likeliest tokens with this total probability.")
     ] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Sample from this many likeliest tokens; 0: all.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,

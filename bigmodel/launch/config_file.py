@@ -128,8 +128,13 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | Path | 
 
     Returns:
         The path written; None if the file exists, which is not changed.
+
+    Raises:
+        LaunchError: it is a folder, or cannot be written.
     """
     path = Path(save_location) if save_location else default_config_path()
+    if path.is_dir():
+        raise LaunchError(f"Cannot write the configuration file {path}: it is a folder.")
     if path.exists():
         return None
     return save_config(basic_config(mixed_precision), path)

@@ -58,6 +58,8 @@ def find_executable_batch_size(
 ) -> Callable[..., Any]:
     """Decorate a function so that it is retried with smaller batches until memory suffices.
 
+    The next call begins with the size that sufficed.
+
     Args:
         function: takes the batch size as its first argument, which callers leave out.
         starting_batch_size: the first batch size.
@@ -78,22 +80,28 @@ def find_executable_batch_size(
     if not names:
         raise TypeError(f"{function.__name__} must take the batch size as its first argument")
 
+    first = starting_batch_size
+
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first
         try:
             signature.bind_partial(None, *args, **kwargs)
         except TypeError as error:
             raise TypeError(
                 f"the decorator passes the batch size ({names[0]}) to {function.__name__}, leave it out: {error}"
             ) from None
-        batch_size = tried = starting_batch_size
+        batch_size = tried = first
         while batch_size > 0:
             release_cached_memory()
             try:
-                return function(batch_size, *args, **kwargs)
+                result = function(batch_size, *args, **kwargs)
             except Exception as error:
                 if not should_reduce_batch_size(error):
                     raise
+            else:
+                first = batch_size
+                return result
             # Outside of `except`, so that the frames of the exception, which refer to tensors, are released.
             tried = batch_size
             smaller = reduce_batch_size_fn() if reduce_batch_size_fn is not None else int(batch_size * 0.9)

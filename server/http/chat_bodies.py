@@ -28,6 +28,13 @@ class TextPart(Cached):
     text: Text
 
 
+class RefusalPart(Cached):
+    """Text by which an earlier answer refused, as a part of a message of the assistant."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
 class ImageURL(Body):
     """An image as a data URL. How much detail is looked at is the model's own."""
 
@@ -41,8 +48,10 @@ class ImagePart(Cached):
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("the type text")] | Annotated[ImagePart, Tag("the type image_url")],
-    by_type("text", "image_url"),
+    Annotated[TextPart, Tag("the type text")]
+    | Annotated[ImagePart, Tag("the type image_url")]
+    | Annotated[RefusalPart, Tag("the type refusal")],
+    by_type("text", "image_url", "refusal"),
 ]
 
 
@@ -70,6 +79,8 @@ class Message(Cached):
             raise disagrees("content", f"is required in a message of the role '{self.role}'")
         if self.images and self.role != "user":
             raise disagrees("content", "may have images in a message of the role 'user' alone")
+        if self.role != "assistant" and any(isinstance(part, RefusalPart) for part in self.content or ()):
+            raise disagrees("content", "may have refusals in a message of the role 'assistant' alone")
         if None not in (self.reasoning, self.reasoning_content) and self.reasoning != self.reasoning_content:
             raise disagrees("reasoning", "is not what reasoning_content says; give one of them")
         return self
@@ -85,14 +96,14 @@ class Message(Cached):
         if not isinstance(self.content, list):
             return [{"type": "text", "text": self.content or ""}]
         return [
-            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+            {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": _text_of(part)}
             for part in self.content
         ]
 
     def _text(self) -> str:
         if not isinstance(self.content, list):
             return self.content or ""
-        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+        return "".join(_text_of(part) for part in self.content if not isinstance(part, ImagePart))
 
     def plain(self, *, arguments_as_objects: bool = True, in_parts: bool = False) -> dict[str, Any]:
         """The message as chat templates expect it: content as one string or ``in_parts``, no absent fields."""
@@ -106,6 +117,10 @@ class Message(Cached):
             if thought is not None and not message["content"]:
                 message["thinking"] = thought  # its name in gpt-oss' template
         return message
+
+
+def _text_of(part: TextPart | RefusalPart) -> str:
+    return part.text if isinstance(part, TextPart) else part.refusal
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

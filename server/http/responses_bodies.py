@@ -53,11 +53,24 @@ class OutputText(Body):
     logprobs: Annotated[list[FreeObject], Field(fail_fast=True)] | None = None
 
 
+class OutputRefusal(Body):
+    """Text by which an earlier answer refused."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.refusal
+
+
 Part = Annotated[
     Annotated[InputText, Tag("the type input_text")]
     | Annotated[InputImage, Tag("the type input_image")]
-    | Annotated[OutputText, Tag("the type output_text")],
-    by_type("input_text", "input_image", "output_text"),
+    | Annotated[OutputText, Tag("the type output_text")]
+    | Annotated[OutputRefusal, Tag("the type refusal")],
+    by_type("input_text", "input_image", "output_text", "refusal"),
 ]
 
 
@@ -123,7 +136,7 @@ class ReasoningItem(Body):
         return "".join(part.text for part in self.content or self.summary or ())
 
 
-def text_of(content: str | list[InputText] | list[InputText | InputImage | OutputText]) -> str:
+def text_of(content: str | list[InputText] | list[InputText | InputImage | OutputText | OutputRefusal]) -> str:
     """The text of a content in parts."""
     if isinstance(content, str):
         return content
@@ -223,7 +236,7 @@ class ResponsesBody(Body):
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(few_tools)] | None = None
     tool_choice: FunctionChoice | None = None

@@ -15,6 +15,7 @@ from bigmodel.server.http.responses_bodies import (
     Item,
     MessageItem,
     NamedFunction,
+    OutputRefusal,
     OutputText,
     ReasoningItem,
     ResponsesBody,
@@ -93,7 +94,7 @@ def _question(item: Item) -> dict[str, Any]:
     return {"role": item.role, "content": [_part(part) for part in item.content]}
 
 
-def _part(part: InputText | InputImage | OutputText) -> dict[str, Any]:
+def _part(part: InputText | InputImage | OutputText | OutputRefusal) -> dict[str, Any]:
     if isinstance(part, InputImage):
         return {"type": "image_url", "image_url": {"url": part.image_url}}
     return {"type": "text", "text": part.text}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bigmodel import __version__
 from bigmodel.cli import main as cli
 from bigmodel.cli.commands import COMMANDS
 from bigmodel.errors import BudgetError
@@ -36,6 +37,11 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in COMMANDS)
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"bigmodel {__version__}\n"
 
 
 def test_help_says_what_each_command_does_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:

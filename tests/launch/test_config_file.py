@@ -171,6 +171,11 @@ def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
     assert load_config(path).num_processes == 9
 
 
+def test_a_folder_is_no_configuration_file(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="it is a folder"):
+        write_basic_config("no", tmp_path)
+
+
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(LaunchError, match="mixed_precision is 'fp4', which is not one of"):
         basic_config("fp4")

@@ -39,7 +39,7 @@ def slow_model(delay: float) -> Any:
     [
         ({"temperature": -1}, 400, "temperature"),
         ({"temperature": "1"}, 422, "temperature"),
-        ({"top_p": 0}, 400, "top_p"),
+        ({"top_p": -0.1}, 400, "top_p"),
         ({"min_p": 1.5}, 400, "min_p"),
         ({"n": 0}, 400, "n"),
         ({"n": True}, 422, "n"),

@@ -53,6 +53,8 @@ def test_smaller_batches_are_tried_until_one_fits() -> None:
 
     assert train("done") == "done"
     assert tried == [100, 90, 81, 72]
+    assert train("again") == "again"
+    assert tried[4:] == [72], "the next call begins with the size that sufficed"
 
 
 def test_the_next_size_can_be_chosen() -> None:

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _SCHEDULER = "scheduler.bin"
 _SCALER = "scaler.pt"
+_STATEFUL_LOADER = "dl_state_dict.bin"
+"""Accelerate's name of a stateful loader's state."""
 _FORMAT = 1
 
 
@@ -126,11 +128,23 @@ def _read_own(accelerator: AcceleratorCore, folder: Path) -> None:
         path = folder / _own_name(0)
     own = load_object(path)
     accelerator.step = own["step"]
-    if "data_loaders" in own:  # accelerate keeps none
+    if "data_loaders" in own:
         for loader, state in zip(accelerator._dataloaders, own["data_loaders"], strict=True):
             loader.load_state_dict(state)
+    else:
+        _read_loaders_of_accelerate(accelerator, folder)
     if mine:
         set_full_state(own["generators"] if "generators" in own else _generators_of_accelerate(own))
+
+
+def _read_loaders_of_accelerate(accelerator: AcceleratorCore, folder: Path) -> None:
+    """Have stateful loaders go on where accelerate saved them; it saves nothing of the others."""
+    for index, loader in enumerate(accelerator._dataloaders):
+        path = folder / numbered(_STATEFUL_LOADER, index)
+        if path.is_file() and loader.use_stateful_dataloader:
+            loader.load_loader_state(load_object(path))
+        elif path.is_file():
+            logger.warning("%s is not read: data loader %d is not a stateful one, and begins anew", path, index)
 
 
 def _generators_of_accelerate(own: dict[str, Any]) -> dict[str, Any]:

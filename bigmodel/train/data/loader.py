@@ -51,7 +51,7 @@ class LoaderProgress:
         replay, self._replay = self._replay, None
         now = self._generator_states()
         self._order = now
-        if replay is not None and (replay["running"] or skip):
+        if replay is not None and replay["order"] is not None and (replay["running"] or skip):
             self._order = replay["order"]
             set_host_state(self._order["host"])
             for generator, state in zip(self._generators, self._order["generators"], strict=False):
@@ -115,6 +115,19 @@ class LoaderProgress:
         self._replay = state if state["order"] is not None else None
         for generator, generator_state in zip(self._generators, state["generators"], strict=False):
             generator.set_state(generator_state)
+
+    def load_loader_state(self, state: dict[str, Any]) -> None:
+        """Load the state of a stateful loader, which does not tell by which random draws it ordered its pass."""
+        self.batches, self.complete = _yielded(state), False
+        self.loader_state, self._order = state, None
+        self._replay = {"order": None, "running": True, "complete": bool(state.get("_iterator_finished"))}
+
+
+def _yielded(state: dict[str, Any]) -> int:
+    """Return the batches that torchdata's loader had given when `state` was taken, without and with workers."""
+    if "_snapshot" in state:
+        return int(state["_snapshot"]["_snapshot_step"]) + int(state["_steps_since_snapshot"])
+    return int(state["_num_yielded"])
 
 
 class DataLoaderShard(DataLoader[Any]):
@@ -356,6 +369,13 @@ class DataLoaderShard(DataLoader[Any]):
             base.load_state_dict(state_dict)
         else:
             self._progress.load_state_dict(state_dict)
+
+    def load_loader_state(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of torchdata's own loader, as accelerate saves it; the next pass goes on from there."""
+        if self._is_torchdata:
+            self.load_state_dict(state_dict)
+        else:
+            self._progress.load_loader_state(state_dict)
 
 
 class DataLoaderDispatcher(DataLoaderShard):

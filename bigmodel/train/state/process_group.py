@@ -1,5 +1,8 @@
 """The process group: rank and device of this process, joining the group, and leaving it.
 
+A process that raised and does not end, because a thread or a child of its script goes on, is ended: its peers would
+wait for it in their next collective until that times out.
+
 Two hazards of gloo's threads are handled here. A forked child (a data-loader worker, `Dataset.map`) has the group's
 objects without its threads: if the child's garbage collector destroyed the group, the destructor would wait forever.
 At interpreter exit gloo's threads may still hold tensors of finished collectives (see `native_threads`), and PyTorch
@@ -10,11 +13,15 @@ from __future__ import annotations
 
 import atexit
 import gc
+import multiprocessing
 import os
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -58,6 +65,38 @@ def leave_at_exit() -> None:
     """
     atexit.unregister(_leave)
     atexit.register(_leave)
+
+
+@cache
+def end_after_errors(seconds: float = 10.0) -> None:
+    """From now on, end this process `seconds` after an error that nothing caught, if threads or children still keep it.
+
+    Its connections are closed with it, which its peers then notice, as a launcher notices its exit code. A process that
+    has left the group is not ended, nor is an interactive one.
+    """
+    before, process = sys.excepthook, os.getpid()
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if os.getpid() != process or not dist.is_initialized() or sys.flags.interactive or hasattr(sys, "ps1"):
+            return
+        threading.Thread(target=_end_if_left, args=(seconds,), name="bigmodel-end-after-errors", daemon=True).start()
+
+    sys.excepthook = report
+
+
+def _end_if_left(seconds: float) -> None:
+    time.sleep(seconds)
+    first, own = threading.main_thread(), threading.current_thread()
+    left = [each.name for each in threading.enumerate() if not each.daemon and each not in (first, own)]
+    left += [child.name for child in multiprocessing.active_children() if not child.daemon]
+    kept = f", kept by {', '.join(left)}" if left else ""
+    print(
+        f"bigmodel: this process raised {seconds:g} s ago and has not ended{kept}: it is ended, as others wait for it",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
 
 
 def finish_at_exit() -> None:
@@ -162,6 +201,8 @@ def make_process_group(
     )
     leave_at_exit()
     keep_garbage_from_forks()
+    if numbers.world_size > 1:
+        end_after_errors()
 
 
 def _store_of_this_attempt(timeout: timedelta | None) -> PrefixStore:

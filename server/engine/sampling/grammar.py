@@ -228,6 +228,8 @@ def _refuse_unenforced(schema: Any, place: str) -> None:
         return
     for keyword in sorted(_UNENFORCED & schema.keys()):
         raise GrammarError(f"{place}: '{keyword}' is not supported")
+    if isinstance(schema.get("$ref"), str) and not schema["$ref"].startswith("#"):
+        raise GrammarError(f"{place}: '$ref' to another document is not supported")
     if "pattern" in schema and schema.keys() & {"minLength", "maxLength"}:
         raise GrammarError(f"{place}: 'pattern' together with a length is not supported; put it in the pattern")
     if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:

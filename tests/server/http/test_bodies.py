@@ -14,6 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from bigmodel.server.http.bodies import MAX_STOP_LENGTH, FreeObject, Number, StopString, Text, TokenId
 from bigmodel.server.http.chat_bodies import ChatBody, Message
+from bigmodel.server.http.messages_bodies import MessagesBody
+from bigmodel.server.http.responses_bodies import ResponsesBody
 from bigmodel.server.http.tool_bodies import Tool
 from tests.server.live import MODEL
 
@@ -23,6 +25,24 @@ def test_a_stop_string_is_neither_empty_nor_long(value: str) -> None:
     assert TypeAdapter(StopString).validate_python("x" * MAX_STOP_LENGTH)
     with pytest.raises(ValidationError):
         TypeAdapter(StopString).validate_python(value)
+
+
+def test_the_assistant_may_have_refused() -> None:
+    content = [{"type": "text", "text": "No. "}, {"type": "refusal", "refusal": "I cannot."}]
+    refused = Message.model_validate({"role": "assistant", "content": content})
+    assert refused.plain()["content"] == "No. I cannot."
+    assert refused.plain(in_parts=True)["content"][1] == {"type": "text", "text": "I cannot."}
+    with pytest.raises(ValidationError, match="refusals in a message of the role 'assistant' alone"):
+        Message.model_validate({"role": "user", "content": content})
+
+
+@pytest.mark.parametrize("path", ["chat", "responses", "messages"])
+def test_a_total_probability_of_zero_is_taken(path: str) -> None:
+    said = [{"role": "user", "content": "x"}]
+    bodies = {"chat": ChatBody, "responses": ResponsesBody, "messages": MessagesBody}
+    fields = {"model": "m", "top_p": 0, **({"input": "x"} if path == "responses" else {"messages": said})}
+    fields |= {"max_tokens": 1} if path == "messages" else {}
+    assert bodies[path].model_validate(fields).top_p == 0  # type: ignore[attr-defined]
 
 
 LONE = "\ud800"  # half of a surrogate pair: JSON can write it, UTF-8 cannot

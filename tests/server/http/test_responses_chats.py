@@ -25,6 +25,11 @@ def said(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
 
 
+def test_a_refusal_of_an_earlier_answer_is_its_text() -> None:
+    refused = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]}
+    assert shown(refused) == [{"role": "assistant", "content": "I cannot."}]
+
+
 def call(number: int) -> dict[str, Any]:
     return {"type": "function_call", "call_id": str(number), "name": "f", "arguments": "{}"}
 

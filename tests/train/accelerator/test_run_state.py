@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
-from bigmodel.train import Accelerator
+from bigmodel.train import Accelerator, DataLoaderConfiguration
 from bigmodel.train.accelerator.run_state import read_run_state, write_run_state
 from tests.train.accelerator.models import Run
 from tests.train.killed import kill_during_save
@@ -82,6 +83,42 @@ def test_a_checkpoint_of_accelerate_is_read(tmp_path: Path) -> None:
     assert torch.equal(again.weights(), weights)
     assert again.accelerator.step == 5
     assert again.schedule.get_last_lr() == run.schedule.get_last_lr()
+
+
+def _as_accelerate_saves(folder: Path, loader_state: object) -> None:
+    states = {
+        "step": 0,
+        "random_state": random.getstate(),
+        "numpy_random_seed": np.random.get_state(),
+        "torch_manual_seed": torch.get_rng_state(),
+    }
+    torch.save(states, folder / "random_states_0.pkl")
+    torch.save(loader_state, folder / "dl_state_dict.bin")
+
+
+def test_stateful_loaders_go_on_where_accelerate_saved_them(tmp_path: Path) -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    saved = torchdata.StatefulDataLoader(range(12), batch_size=2)
+    batches = iter(saved)
+    for _ in range(2):
+        next(batches)
+    _as_accelerate_saves(tmp_path, {**saved.state_dict(), "_iterator_finished": False})
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
+    loader = accelerator.prepare(DataLoader(range(12), batch_size=2))
+    read_run_state(accelerator, tmp_path)
+    assert [batch.tolist() for batch in loader] == [[4, 5], [6, 7], [8, 9], [10, 11]]
+    assert len(list(loader)) == 6
+
+
+def test_a_saved_state_of_a_loader_that_is_not_stateful_now_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _as_accelerate_saves(tmp_path, {"_num_yielded": 2})
+    accelerator = Accelerator()
+    loader = accelerator.prepare(DataLoader(range(4), batch_size=2))
+    read_run_state(accelerator, tmp_path)
+    assert "dl_state_dict.bin is not read: data loader 0 is not a stateful one" in caplog.text
+    assert len(list(loader)) == 2
 
 
 def test_saving_inside_a_window_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

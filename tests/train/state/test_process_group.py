@@ -19,7 +19,7 @@ from bigmodel.train.state.process_group import (
     launched_numbers,
     make_process_group,
 )
-from tests.preloaded import python_executable
+from tests.preloaded import python_executable, run
 from tests.train.multiprocess import run_script
 
 
@@ -69,6 +69,24 @@ def test_the_backend_is_named_as_of_the_device(
 def test_a_device_that_processes_cannot_share_is_named() -> None:
     with pytest.raises(TrainError, match="several processes cannot train on mps"):
         make_process_group(torch.device("mps"), ProcessNumbers(0, 2, 0))
+
+
+RAISED_AND_KEPT = """
+import sys, threading
+import torch.distributed as dist
+from bigmodel.train.state.process_group import end_after_errors
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+end_after_errors(0.05)
+threading.Thread(target=threading.Event().wait, name="uploads").start()
+raise ValueError("the script's own error")
+"""
+
+
+def test_a_process_that_raised_and_does_not_end_is_ended() -> None:
+    ended = run(["-c", RAISED_AND_KEPT], timeout=60)
+    assert ended.returncode == 1
+    assert "the script's own error" in ended.stderr
+    assert "has not ended, kept by uploads: it is ended" in ended.stderr
 
 
 MEET_AFTER_A_FAILURE = """

@@ -76,6 +76,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
         ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
         ({"not": {"type": "string"}}, "not"),
         ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "allOf"),
+        ({"$ref": "http://host/schema.json"}, "ref"),
     ],
 )
 def test_schema_keywords_that_would_be_ignored_are_refused(part: dict[str, Any], named: str) -> None:

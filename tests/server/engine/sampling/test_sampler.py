@@ -52,6 +52,10 @@ def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
     assert choose(sequence(temperature=temperature), torch.tensor([1.0, 30.0, -1e4, 29.9])) == 1
 
 
+def test_a_total_probability_of_zero_keeps_the_likeliest_token() -> None:
+    assert {choose(sequence(top_p=0.0, seed=seed), torch.tensor([1.0, 1.5, 0.5])) for seed in range(20)} == {1}
+
+
 finite = st.floats(-20, 20, allow_nan=False, width=32)
 
 
