@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
+from .special_files import refuse_special_files
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -155,8 +156,10 @@ def find_checkpoint_file(path: Path) -> Path:
 
     Raises:
         CheckpointNotFoundError: `path` does not exist, or the folder holds no checkpoint.
-        CheckpointFormatError: several files qualify, or the file's suffix is not that of a checkpoint.
+        CheckpointFormatError: several files qualify, the file's suffix is not that of a checkpoint, or what lies there
+            under the name of a file is none.
     """
+    refuse_special_files(path)
     if path.is_file():
         if not path.name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json", ".gguf")):
             raise CheckpointFormatError(

@@ -10,6 +10,7 @@ from ..errors import CheckpointNotFoundError
 from .gguf.model import find_gguf
 from .gguf.source import GgufSource
 from .local import LocalSource, ModelSource
+from .special_files import refuse_special_files
 
 
 def open_source(
@@ -34,11 +35,13 @@ def open_source(
     Raises:
         CheckpointNotFoundError: no such path, repository or revision, or the Hub cannot be reached and the
             cache does not hold the model.
+        CheckpointFormatError: what lies there under the name of a file is none.
     """
     if not isinstance(id_or_path, (str, os.PathLike)) or "\0" in os.fspath(id_or_path):
         raise CheckpointNotFoundError(f"{shown(id_or_path)} is neither a path nor the name of a repository")
     path = Path(id_or_path).expanduser()
     if path.exists():
+        refuse_special_files(path)
         gguf = find_gguf(path)
         return LocalSource(path) if gguf is None else GgufSource(gguf)
     name = os.fspath(id_or_path)

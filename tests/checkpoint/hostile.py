@@ -246,7 +246,7 @@ HOSTILE_FOLDERS = [
     HostileFolder("index_name_no_text", _name_that_is_no_text, CheckpointNotFoundError, r"names the file '\\udce9"),
     HostileFolder("config_as_weights", _config_as_weights, CheckpointFormatError, r"'config\.json' as a file of"),
     HostileFolder("index_as_weights", _index_as_weights, CheckpointFormatError, r"index\.json' as a file of"),
-    HostileFolder("index_is_folder", _index_is_folder, CheckpointNotFoundError, r"there is no such file"),
-    HostileFolder("link_to_itself", _link_to_itself, CheckpointNotFoundError, r"is a broken link"),
+    HostileFolder("index_is_folder", _index_is_folder, CheckpointFormatError, r"is a folder, not a file"),
+    HostileFolder("link_to_itself", _link_to_itself, CheckpointFormatError, r"Too many levels of symbolic links"),
     HostileFolder("bin_index_missing", _bin_index_missing, CheckpointNotFoundError, r"names the file 'pytorch_model"),
 ]

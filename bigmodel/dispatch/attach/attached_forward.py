@@ -41,7 +41,7 @@ from ..streaming.transform_budgets import TransformBudgets
 from ..transfer.stages import running_step
 from ..weights.block import Block
 from .host_or_device import HostOrDevice
-from .refusals import NotCopied
+from .refusals import NOT_TRACED, NotCopied, NotTracedError
 from .untraced import leave_untraced
 
 UNTRACED = ("bigmodel.devices", "bigmodel.profile", "bigmodel.checkpoint", "bigmodel.dispatch")
@@ -122,6 +122,12 @@ class AttachedForward(NotCopied):
                 module.__dict__.pop(self.method)
         elif module.__dict__.get(REPLACED_BY_HOOK) is self:  # a hook that was added later stays
             module.__dict__[REPLACED_BY_HOOK] = self._own or self._function.__get__(module)
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse to give the code of the forward, which `torch.export` and `torch.jit.script` ask for."""
+        if name in ("__code__", "__globals__"):
+            raise NotTracedError(NOT_TRACED)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def replaced(self) -> Callable[..., Any] | None:

@@ -42,10 +42,10 @@ from .attached_forward import AttachedForward, Parts, innermost_running
 from .decoding import METHOD, PREFILL, DecodeAsResident, PrefillInChunks
 from .mark import ATTRIBUTE as ATTRIBUTE
 from .micro_batches import MicroBatches
-from .refusals import NotCopied, RefuseConversion
+from .refusals import TRACED, NotCopied, RefuseConversion, RefuseTracing
 from .untied import UntiedWeights
 
-GUARDS = (RefuseConversion, assigning.CopiesAssigned, copying_parts.CopyPart)
+GUARDS = (RefuseConversion, RefuseTracing, assigning.CopiesAssigned, copying_parts.CopyPart)
 """Classes of what takes the place of methods of all modules."""
 
 DISPATCH_ATTRIBUTES = (ATTRIBUTE, METHOD, PREFILL, "hf_device_map", "dispatch_stats", "__deepcopy__")
@@ -216,7 +216,7 @@ class Dispatched(NotCopied):
             self.forget = self.options.observer(model)
 
     def guard(self, model: nn.Module) -> None:
-        """Refuse to move or cast `model` or any part of it, but for parts that are cast in their own forward; have
+        """Refuse to move, cast or trace `model` or any part of it, but for parts that are cast in their own forward; have
         weights that are loaded stay on their devices, and parts copied as plain modules."""
 
         def computing_on(module: nn.Module) -> torch.device | None:
@@ -233,6 +233,8 @@ class Dispatched(NotCopied):
         devices = {self.main_device, *(parameter.device for parameter in islice(model.parameters(), 1))}
         for module in model.modules():
             module.__dict__["_apply"] = RefuseConversion(module, devices, computing_on, streamed)
+            if is_accelerator(self.main_device):
+                module.__dict__[TRACED] = RefuseTracing()
             if assigning.METHOD not in module.__dict__:
                 module.__dict__[assigning.METHOD] = assigning.CopiesAssigned(module)
             if not hasattr(module, copying_parts.METHOD):

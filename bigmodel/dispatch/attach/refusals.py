@@ -1,4 +1,4 @@
-"""Refusals of a dispatched model: copies, pickles, and conversions by ``.to()`` and similar methods."""
+"""Refusals of a dispatched model: copies, pickles, traces, and conversions by ``.to()`` and similar methods."""
 
 from __future__ import annotations
 
@@ -28,6 +28,27 @@ class NotCopied:
             "belong to this process. Use copy.deepcopy, call undispatch(model) first, or save it with "
             "save_model(model, directory)"
         )
+
+
+class NotTracedError(DispatchError, AttributeError):
+    """A dispatched model was asked for the code of its forward. Also an AttributeError, as it has none to give."""
+
+
+NOT_TRACED = (
+    "a dispatched model cannot be exported, scripted or traced: its weights are copied to their device while it runs. "
+    "Call undispatch(model) first; torch.compile works as it is"
+)
+
+
+TRACED = "_slow_forward"
+"""The method of a module that calls run in the place of its forward while `torch.jit.trace` records."""
+
+
+class RefuseTracing(NotCopied):
+    """Replaces ``module._slow_forward``: a trace would hold the copies of the weights that it was made with."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise DispatchError(NOT_TRACED)
 
 
 class RefuseConversion(NotCopied):
@@ -68,8 +89,10 @@ class RefuseConversion(NotCopied):
         if device is not None and recurse and cast_in_forward(module, convert, device, self._streamed):
             return module
         raise DispatchError(
-            "a dispatched model cannot be moved or cast: parts of it live on several devices or are streamed. "
-            "Call undispatch(model) first, or dispatch it again with another device_map or dtype"
+            "a dispatched model cannot be moved or cast: parts of it live on several devices or are streamed. For another "
+            "dtype give dtype= to from_pretrained or load_checkpoint_and_dispatch, or cast the model before "
+            "dispatch_model; for another place, dispatch it again with another device_map; for a plain model, "
+            "undispatch(model)"
         )
 
     def _changes_nothing(self, convert: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> bool:

@@ -11,6 +11,11 @@ from ...arguments import check_choice, check_flags, optional_whole_number, whole
 from ...errors import PlanError
 
 
+MOST_TOKENS = 2**25
+"""Tokens of all sequences together, at most: a dry run has their ids, masks and positions as real tensors, which take
+up to 300 bytes a token."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """The shapes that memory and time are predicted for.
@@ -43,6 +48,12 @@ class Workload:
         if new_tokens is not None and new_tokens > self.context_length:
             raise PlanError(
                 f"new_tokens is {self.new_tokens}; it is part of context_length, which is {self.context_length}"
+            )
+        if self.batch_size * self.context_length > MOST_TOKENS:
+            raise PlanError(
+                f"batch_size {self.batch_size} and context_length {self.context_length} are "
+                f"{self.batch_size * self.context_length} tokens at once; inference is planned for at most {MOST_TOKENS}: "
+                "give a smaller batch or context"
             )
         check_choice("cache", self.cache, ("dynamic", "static", None))
         optional_whole_number("prefill_chunk_size", self.prefill_chunk_size, least=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -28,8 +29,20 @@ def test_only_conversions_that_change_nothing_are_accepted() -> None:
     module = nn.Linear(2, 2)
     module.__dict__["_apply"] = RefuseConversion(module, {CPU})
     assert module.to("cpu") is module
-    with pytest.raises(DispatchError, match="cannot be moved or cast"):
+    with pytest.raises(DispatchError, match="cannot be moved or cast.*dtype= to from_pretrained"):
         module.half()
+
+
+@pytest.mark.parametrize("trace", [torch.export.export, torch.jit.trace, lambda model, _: torch.jit.script(model)])
+def test_a_streamed_model_is_not_traced_until_it_is_undispatched(
+    trace: Callable[..., object], every_accelerator: None
+) -> None:
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()).eval(), torch.ones(1, 2)
+    dispatch_model(model, {"0": "cpu", "1": 0})
+    with pytest.raises(DispatchError, match=r"exported, scripted or traced.*undispatch\(model\)"):
+        trace(model, (x,))
+    assert not hasattr(model[0].forward, "__code__")
+    trace(undispatch(model), (x,))
 
 
 class CastsItself(nn.Module):

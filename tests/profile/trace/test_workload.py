@@ -23,6 +23,7 @@ def test_the_prompt_is_the_context_less_new_tokens() -> None:
         ("new_tokens", {"context_length": 4, "new_tokens": 5}),
         ("cache", {"context_length": 4, "cache": "paged"}),
         ("padded", {"padded": "left"}),
+        ("batch_size 1000000 and context_length 64", {"batch_size": 10**6, "context_length": 64}),
     ],
 )
 def test_invalid_shapes_are_refused_by_name(field: str, settings: dict[str, object]) -> None:
