@@ -163,7 +163,7 @@ def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callab
     expected = alone(engine, asked, 8)
     assert together(engine, asked, 8) == expected
     engine.stop()
-    tight = tiny_engine(model, prefix_cache=False, max_batch_tokens=2 * B)
+    tight = tiny_engine(built(make), prefix_cache=False, max_batch_tokens=2 * B)
     tight.core.scheduler.pool.capacity = 8 * B
     assert together(tight, asked, 8) == expected
     assert tight.core.scheduler.preemptions
@@ -196,7 +196,7 @@ def test_a_prompt_goes_on_from_the_last_block_of_an_earlier_one(make: Callable[[
     (prompt, *_) = prompts(1, 10 * B)
     prompt = (prompt * 10)[: 3 * B + 7]
     asked = [prompt, [*prompt, *range(1, 90)], prompt]
-    plain, engine = tiny_engine(model, prefix_cache=False), tiny_engine(model)
+    plain, engine = tiny_engine(model, prefix_cache=False), tiny_engine(built(make))
     assert alone(engine, asked, 4) == alone(plain, asked, 4)
     assert engine.core.scheduler.prefix.hits == 6 * B
     for each in (plain, engine):
@@ -208,7 +208,7 @@ def test_where_prompts_part_the_third_one_goes_on_from_what_the_second_one_kept(
     model = built(mamba2)
     common = [(7 * place) % 251 for place in range(2 * B)]
     asked = [[*common, *[number] * (B + 9)] for number in (1, 2, 3)]
-    plain, engine = tiny_engine(model, prefix_cache=False), tiny_engine(model)
+    plain, engine = tiny_engine(model, prefix_cache=False), tiny_engine(built(mamba2))
     hits = []
     for number, prompt in enumerate(asked):
         assert alone(engine, [prompt], 3) == alone(plain, [prompt], 3), number
