@@ -16,6 +16,7 @@ from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model
 from bigmodel.errors import ServeError
 from bigmodel.server.engine import Done, Engine, EngineOptions, build_engine
+from bigmodel.server.engine.compute.choose_runner import RunnerChoice
 from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 from bigmodel.server.loading import load
@@ -122,6 +123,13 @@ def built(make: Callable[[], Any]) -> Any:
     return transformers.AutoModelForCausalLM.from_config(make()).eval()
 
 
+def choice(make: Callable[[], Any]) -> RunnerChoice:
+    """What an engine over the model on the host finds out about it: on accelerators it takes many forwards."""
+    engine = tiny_engine(built(make))
+    engine.stop()
+    return RunnerChoice.of(engine.core.runner)
+
+
 def alone(engine: Engine, asked: list[list[int]], tokens: int) -> list[Any]:
     found = []
     for index, prompt in enumerate(asked):
@@ -144,11 +152,11 @@ def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[
     model = built(make)
     engine = tiny_engine(model)
     assert isinstance(engine.core.runner, PackedRunner)
-    asked = prompts(3, 2 * B)
-    collectors = [ask(engine, p, max_tokens=6, temperature=0, ignore_eos=True) for p in asked]
+    asked = prompts(2, 2 * B)
+    collectors = [ask(engine, p, max_tokens=4, temperature=0, ignore_eos=True) for p in asked]
     for prompt, collector in zip(asked, collectors, strict=True):
         collector.wait()
-        params = make_request(prompt, max_tokens=6, temperature=0, ignore_eos=True).params
+        params = make_request(prompt, max_tokens=4, temperature=0, ignore_eos=True).params
         assert collector.tokens() == oracle.generate(model, tiny_tokenizer(), prompt, params)
     engine.stop()
 
@@ -258,7 +266,8 @@ def test_an_accelerator_keeps_to_its_budget_with_states_of_more_sequences_than_p
     placed = load(str(tmp_path), **options, batch_size=2, context_length=300)
     entry = placed.plan.devices[0]
     assert set(placed.plan.device_map.values()) == {0}
-    engine = build_engine(placed.model, tiny_tokenizer(), placed.plan, EngineOptions(max_sequences=4))
+    limits = EngineOptions(max_sequences=4)
+    engine = build_engine(placed.model, tiny_tokenizer(), placed.plan, limits, known_runner=choice(make))
     gc.collect()
     reset_peak_memory(0)
     engine.start()
@@ -281,8 +290,8 @@ def test_streamed_layers_give_the_same_bits(make: Callable[[], Any], accelerator
             "model.layers": home,
         }
         dispatch_model(model, places, main_device="virtual:0")
-        engine = tiny_engine(model)
-        found.append(together(engine, prompts(2, B + 20), 3))
+        engine = tiny_engine(model, known_runner=choice(make))
+        found.append(together(engine, prompts(2, 60), 3))
         engine.stop()
     assert found[0] == found[1]
 

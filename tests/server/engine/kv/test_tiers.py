@@ -8,6 +8,8 @@ import os
 import random
 import weakref
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -182,3 +184,24 @@ def test_a_page_that_cannot_be_read_again_is_an_error_not_a_signal(
         step(arena, [Span(kv, 0, 3, 4, 8 * B)], seed=9)
     monkeypatch.undo()
     assert all(torch.equal(*both) for both in zip(kv.span(0, 0, 8 * B), expected, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [0, OSError(errno.EIO, os.strerror(errno.EIO))], ids=["short", "error"])
+def test_a_step_that_cannot_read_holds_no_page_once_it_has_failed(
+    wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = on_disk(tmp_path, 6, 4)
+    kv = PagedKV(arena)
+    kv.reserve(6 * B)
+    for page in range(6):
+        step(arena, [Span(kv, 0, page * B, (page + 1) * B, 6 * B)], seed=page)
+    monkeypatch.setattr(os, "preadv", Mock(side_effect=[wrong] * 100))
+    monkeypatch.setattr(SourceFile, "view_cached", lambda *_: None)
+    gc.disable()  # nothing waits for a collection
+    try:
+        with pytest.raises(KVDiskError):
+            step(arena, [Span(kv, 0, 6 * B - 1, 6 * B, 6 * B)], seed=9)
+        del kv
+        assert len(arena.free) == 6
+    finally:
+        gc.enable()
