@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -35,6 +36,20 @@ class _Server(uvicorn.Server):
         super().__init__(server_config(app, host="127.0.0.1", port=0, log_level="warning"))
         self.listening = threading.Event()
 
+    async def main_loop(self) -> None:
+        """Serve until `end`: the loop that this replaces looks ten times a second whether it has come."""
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        ticking = asyncio.ensure_future(super().main_loop())
+        ended = asyncio.ensure_future(self._ended.wait())
+        await asyncio.wait([ticking, ended], return_when=asyncio.FIRST_COMPLETED)
+        ticking.cancel()
+        ended.cancel()
+
+    def end(self) -> None:
+        """Have it end, from any thread."""
+        self.should_exit = True
+        self._loop.call_soon_threadsafe(self._ended.set)
+
     async def startup(self, *args: Any, **kwargs: Any) -> None:
         await super().startup(*args, **kwargs)
         self.listening.set()
@@ -55,6 +70,6 @@ def serving(app: FastAPI) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.port}"
     finally:
-        server.should_exit = True
+        server.end()
         thread.join(100)
         assert not thread.is_alive(), "the server did not stop"

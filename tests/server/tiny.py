@@ -21,6 +21,7 @@ from bigmodel.server.engine import (
     SamplingParams,
     build_engine,
 )
+from bigmodel.server.engine.compute.choose_runner import RunnerChoice
 
 EOS = "<|end|>"
 
@@ -82,11 +83,12 @@ def tiny_model(seed: int = 0, *, layers: int = 2, dtype: torch.dtype = torch.flo
     return LlamaForCausalLM(config).to(dtype).eval()
 
 
-def tiny_engine(model: Any = None, **options: Any) -> Engine:
+def tiny_engine(model: Any = None, *, known_runner: RunnerChoice | None = None, **options: Any) -> Engine:
     """A started engine over the tiny model."""
     options.setdefault("kv_bytes", 64 << 20)
     options.setdefault("max_sequences", 8)
-    engine = build_engine(model or tiny_model(), tiny_tokenizer(), options=EngineOptions(**options))
+    limits = EngineOptions(**options)
+    engine = build_engine(model or tiny_model(), tiny_tokenizer(), options=limits, known_runner=known_runner)
     engine.start()
     return engine
 

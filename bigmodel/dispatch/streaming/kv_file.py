@@ -241,7 +241,8 @@ def reading() -> Iterator[None]:
     except (OSError, CheckpointFormatError) as error:
         known = isinstance(error, OSError) and error.errno  # its text may speak of weights
         why = os.strerror(known) if known else "the file of them ends too early"
-        raise KVDiskError(f"keys and values cannot be read from disk ({why})", why) from error
+        # Its read keeps the error: with a traceback, that would hold what the failed step holds, pages among it.
+        raise KVDiskError(f"keys and values cannot be read from disk ({why})", why) from error.with_traceback(None)
 
 
 def _bytes(rows: torch.Tensor) -> memoryview:

@@ -112,9 +112,9 @@ def test_a_request_gets_the_same_bits_alone_and_in_a_batch(engine: Engine) -> No
 @pytest.mark.slow
 def test_bits_are_equal_while_requests_arrive_and_leave() -> None:
     rng = random.Random(1)
-    asked = prompts(20, 2 * B)
+    asked = prompts(12, 2 * B)
     quiet = tiny_engine(prefix_cache=False)
-    alone = run_alone(quiet, asked, 20)
+    alone = run_alone(quiet, asked, 12)
     quiet.stop()
     busy = tiny_engine(max_sequences=5, max_batch_tokens=5 + B)
     collectors: list[Collector] = []
@@ -122,7 +122,7 @@ def test_bits_are_equal_while_requests_arrive_and_leave() -> None:
         disturbing = make_request(prompts(1, 300)[0], max_tokens=300, ignore_eos=True)
         if index % 3 == 0:
             busy.submit(disturbing)
-        collectors.append(ask(busy, prompt, max_tokens=20, **settings(index)))
+        collectors.append(ask(busy, prompt, max_tokens=12, **settings(index)))
         time.sleep(rng.random() * 0.01)  # only varies what runs together; nothing depends on it
         if index % 3 == 0:
             busy.cancel(disturbing)
@@ -136,11 +136,11 @@ def test_bits_are_equal_while_requests_arrive_and_leave() -> None:
 def test_bits_are_equal_if_sequences_are_preempted_and_recomputed() -> None:
     asked = prompts(5, 2 * B)
     roomy = tiny_engine()
-    alone = run_alone(roomy, asked, 60)
+    alone = run_alone(roomy, asked, 40)
     roomy.stop()
     per_token = 2 * 2 * 2 * 16 * 4
     tight = tiny_engine(kv_bytes=per_token * 5 * B, prefix_cache=False)
-    collectors = [ask(tight, p, max_tokens=60, **settings(i)) for i, p in enumerate(asked)]
+    collectors = [ask(tight, p, max_tokens=40, **settings(i)) for i, p in enumerate(asked)]
     for collector, expected in zip(collectors, alone, strict=True):
         assert isinstance(collector.wait(), Done)
         assert flat(collector) == expected

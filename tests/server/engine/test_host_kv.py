@@ -16,14 +16,14 @@ from tests.server.tiny import ask, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
-CONTEXT, SEQUENCES = 896, 2
-PROMPTS = ["the cat sat on the mat " * 40, "a dog " * 9, "the cat sat on the mat " * 20 + "and slept"]
+CONTEXT, SEQUENCES = 512, 2
+PROMPTS = ["the cat sat on the mat " * 22, "a dog " * 9, "the cat sat on the mat " * 12 + "and slept"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("model")
-    tiny_model(num_hidden_layers=10, hidden_size=64, num_attention_heads=8, num_key_value_heads=8).save_pretrained(made)
+    tiny_model(num_hidden_layers=8, hidden_size=64, num_attention_heads=8, num_key_value_heads=8).save_pretrained(made)
     tiny_tokenizer().save_pretrained(made)
     return made
 
@@ -40,10 +40,10 @@ def loaded(folder: Path, share: float) -> Loaded:
 def answers(engine: Engine) -> list[list[int]]:
     """Ask all at once, and once more what begins with a cached prompt."""
     engine.start()
-    asked = [ask(engine, prompt, max_tokens=8, ignore_eos=True, temperature=0.0) for prompt in PROMPTS]
+    asked = [ask(engine, prompt, max_tokens=4, ignore_eos=True, temperature=0.0) for prompt in PROMPTS]
     for each in asked:
         each.wait()
-    asked.append(ask(engine, PROMPTS[0] + "again", max_tokens=8, ignore_eos=True, temperature=0.0))
+    asked.append(ask(engine, PROMPTS[0] + "again", max_tokens=4, ignore_eos=True, temperature=0.0))
     asked[-1].wait()
     engine.stop()
     return [each.tokens() for each in asked]

@@ -16,6 +16,7 @@ from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model
 from bigmodel.errors import ServeError
 from bigmodel.server.engine import Done, Engine, EngineOptions, build_engine
+from bigmodel.server.engine.compute.choose_runner import RunnerChoice
 from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 from bigmodel.server.loading import load
@@ -122,6 +123,13 @@ def built(make: Callable[[], Any]) -> Any:
     return transformers.AutoModelForCausalLM.from_config(make()).eval()
 
 
+def choice(make: Callable[[], Any]) -> RunnerChoice:
+    """What an engine over the model on the host finds out about it: on accelerators it takes many forwards."""
+    engine = tiny_engine(built(make))
+    engine.stop()
+    return RunnerChoice.of(engine.core.runner)
+
+
 def alone(engine: Engine, asked: list[list[int]], tokens: int) -> list[Any]:
     found = []
     for index, prompt in enumerate(asked):
@@ -144,11 +152,11 @@ def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[
     model = built(make)
     engine = tiny_engine(model)
     assert isinstance(engine.core.runner, PackedRunner)
-    asked = prompts(3, 2 * B)
-    collectors = [ask(engine, p, max_tokens=6, temperature=0, ignore_eos=True) for p in asked]
+    asked = prompts(2, 2 * B)
+    collectors = [ask(engine, p, max_tokens=4, temperature=0, ignore_eos=True) for p in asked]
     for prompt, collector in zip(asked, collectors, strict=True):
         collector.wait()
-        params = make_request(prompt, max_tokens=6, temperature=0, ignore_eos=True).params
+        params = make_request(prompt, max_tokens=4, temperature=0, ignore_eos=True).params
         assert collector.tokens() == oracle.generate(model, tiny_tokenizer(), prompt, params)
     engine.stop()
 
@@ -163,7 +171,7 @@ def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callab
     expected = alone(engine, asked, 8)
     assert together(engine, asked, 8) == expected
     engine.stop()
-    tight = tiny_engine(model, prefix_cache=False, max_batch_tokens=2 * B)
+    tight = tiny_engine(built(make), prefix_cache=False, max_batch_tokens=2 * B)
     tight.core.scheduler.pool.capacity = 8 * B
     assert together(tight, asked, 8) == expected
     assert tight.core.scheduler.preemptions
@@ -196,7 +204,7 @@ def test_a_prompt_goes_on_from_the_last_block_of_an_earlier_one(make: Callable[[
     (prompt, *_) = prompts(1, 10 * B)
     prompt = (prompt * 10)[: 3 * B + 7]
     asked = [prompt, [*prompt, *range(1, 90)], prompt]
-    plain, engine = tiny_engine(model, prefix_cache=False), tiny_engine(model)
+    plain, engine = tiny_engine(model, prefix_cache=False), tiny_engine(built(make))
     assert alone(engine, asked, 4) == alone(plain, asked, 4)
     assert engine.core.scheduler.prefix.hits == 6 * B
     for each in (plain, engine):
@@ -208,7 +216,7 @@ def test_where_prompts_part_the_third_one_goes_on_from_what_the_second_one_kept(
     model = built(mamba2)
     common = [(7 * place) % 251 for place in range(2 * B)]
     asked = [[*common, *[number] * (B + 9)] for number in (1, 2, 3)]
-    plain, engine = tiny_engine(model, prefix_cache=False), tiny_engine(model)
+    plain, engine = tiny_engine(model, prefix_cache=False), tiny_engine(built(mamba2))
     hits = []
     for number, prompt in enumerate(asked):
         assert alone(engine, [prompt], 3) == alone(plain, [prompt], 3), number
@@ -258,7 +266,8 @@ def test_an_accelerator_keeps_to_its_budget_with_states_of_more_sequences_than_p
     placed = load(str(tmp_path), **options, batch_size=2, context_length=300)
     entry = placed.plan.devices[0]
     assert set(placed.plan.device_map.values()) == {0}
-    engine = build_engine(placed.model, tiny_tokenizer(), placed.plan, EngineOptions(max_sequences=4))
+    limits = EngineOptions(max_sequences=4)
+    engine = build_engine(placed.model, tiny_tokenizer(), placed.plan, limits, known_runner=choice(make))
     gc.collect()
     reset_peak_memory(0)
     engine.start()
@@ -281,8 +290,8 @@ def test_streamed_layers_give_the_same_bits(make: Callable[[], Any], accelerator
             "model.layers": home,
         }
         dispatch_model(model, places, main_device="virtual:0")
-        engine = tiny_engine(model)
-        found.append(together(engine, prompts(2, B + 20), 3))
+        engine = tiny_engine(model, known_runner=choice(make))
+        found.append(together(engine, prompts(2, 60), 3))
         engine.stop()
     assert found[0] == found[1]
 

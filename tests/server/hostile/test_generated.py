@@ -52,7 +52,7 @@ def test_hostile_requests_change_nothing(tmp_path: Path) -> None:
         before = served.complete(max_tokens=8, temperature=0).json()["choices"]
         statuses: Counter[int] = Counter()
         rng = random.Random(0)
-        left = iter(range(200))
+        left = iter(range(120))
 
         async def client() -> None:
             for _ in left:

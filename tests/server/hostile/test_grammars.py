@@ -32,7 +32,7 @@ from bigmodel.server.engine.sampling.grammar import GrammarCompiler, GrammarErro
 @cache
 def worker_of() -> GrammarCompiler:
     made = GrammarCompiler(tiny_tokenizer(), 261, (260,))
-    made._worker._hello = made._worker._hello.replace('"seconds": 5.0', '"seconds": 0.5')
+    made._worker._hello = made._worker._hello.replace('"seconds": 5.0', '"seconds": 0.2')
     atexit.register(made.close)
     return made
 

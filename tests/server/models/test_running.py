@@ -29,7 +29,7 @@ def test_memory_is_back_though_the_engine_and_weights_are_still_held(
     assert bool(loaded.plan.streamed) == (budget != "32MiB")
     running = RunningModel.of("c", loaded, EngineOptions(max_sequences=SEQUENCES))
     running.engine.start()
-    ask(running.engine, "the cat " * 20, max_tokens=4).wait()
+    ask(running.engine, "the cat " * 4, max_tokens=2).wait()
     assert memory_allocated(0) > 0
     held = [running.engine, *running.model.parameters()]
     del loaded

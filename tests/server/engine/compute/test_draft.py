@@ -34,10 +34,10 @@ def expected(asked: list[list[int]], tokens: int) -> list[Any]:
     "draft_seed", [pytest.param(0, id="accepted"), pytest.param(1, id="rejected", marks=pytest.mark.slow)]
 )
 def test_the_bits_are_those_without_a_draft_model(draft_seed: int) -> None:
-    asked = prompts(5)
-    alone = expected(asked, 20)
+    asked = prompts(5, 200)
+    alone = expected(asked, 10)
     engine = engine_with(tiny_model(draft_seed))
-    together = [ask(engine, p, max_tokens=20, **settings(i)) for i, p in enumerate(asked)]
+    together = [ask(engine, p, max_tokens=10, **settings(i)) for i, p in enumerate(asked)]
     for collector, result in zip(together, alone, strict=True):
         assert isinstance(collector.wait(), Done)
         assert flat(collector) == result
@@ -57,9 +57,9 @@ def test_a_model_that_drafts_for_itself_saves_steps() -> None:
 @pytest.mark.slow
 def test_the_bits_are_those_without_a_draft_model_when_memory_is_short() -> None:
     asked = prompts(6, 200)
-    alone = expected(asked, 50)
+    alone = expected(asked, 36)
     engine = engine_with(tiny_model(0), kv_bytes=2 * 512 * 128 * 4, prefix_cache=False)
-    collectors = [ask(engine, p, max_tokens=50, **settings(i)) for i, p in enumerate(asked)]
+    collectors = [ask(engine, p, max_tokens=36, **settings(i)) for i, p in enumerate(asked)]
     for collector, result in zip(collectors, alone, strict=True):
         assert isinstance(collector.wait(), Done)
         assert flat(collector) == result
