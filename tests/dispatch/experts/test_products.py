@@ -66,17 +66,17 @@ def stats(model: nn.Module) -> dict[str, float]:
 )
 def test_outputs_are_those_of_the_resident_model(build: Callable[[], nn.Module], implementation: str) -> None:
     whole = resident(build, implementation)
-    expected = {count: logits(whole, tokens(count).to(DEVICE)) for count in (1, 2, 5)}
+    expected = {count: logits(whole, tokens(count).to(DEVICE)) for count in (1, 5)}
     divides = implementation != "eager"  # adds up expert after expert, whatever the split
-    for split in (HALVES, ALL_ON_HOST, NONE_ON_HOST) if divides else (HALVES,):
+    for split in (HALVES, ALL_ON_HOST, NONE_ON_HOST) if divides and build is mixtral else (HALVES,):
         model = divided(build, split, implementation)
-        for count in (1, 1, 2, 5, 1):
+        for count in (1, 5, 1):
             assert torch.equal(logits(model, tokens(count)), expected[count])
         assert bool(stats(model)["on_host"]) == (split is not NONE_ON_HOST and divides)
 
 
 @pytest.mark.slow
-@settings(max_examples=few(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     split=st.builds(ExpertSplit, st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 3), st.integers(1, 9)),
     slots=st.integers(1, 24),

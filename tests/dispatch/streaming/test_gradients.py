@@ -136,8 +136,9 @@ def language_gradients(model: nn.Module, dtype: torch.dtype | None) -> dict[str,
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
-@pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, None])
+@pytest.mark.parametrize(
+    ("dtype", "checkpointed"), [(torch.bfloat16, False), (torch.float16, True), (None, True)], ids=str
+)
 def test_autocast_and_checkpointing_hold_in_the_second_computation(dtype: torch.dtype, checkpointed: bool) -> None:
     def build() -> nn.Module:
         model = llama().train()

@@ -48,7 +48,7 @@ def test_there_is_one_more_than_there_are_accelerators() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "count", "late"), pairwise([1, 3, 4], [2, 4], [False, True]))
+@pytest.mark.parametrize(("size", "count", "late"), pairwise([1, 3], [2, 4], [False, True]))
 def test_peaks_stay_within_the_plan(size: int, count: int, late: bool) -> None:
     virtual.enable(count, strict=late, late_compute=late)
     made = planned(size, count)

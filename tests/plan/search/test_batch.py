@@ -100,7 +100,7 @@ class TestPlan:
         budget = int(0.8 * sum(parameter.nbytes for parameter in self.model.parameters()))
         found = self.at(budget)
         fixed = []
-        for size in (1, 8, 32):
+        for size in (1, 16):
             try:
                 fixed.append(rate(self.at(budget, batch_size=size)))
             except BudgetError:
