@@ -75,6 +75,7 @@ def test_every_placement_gives_the_same_bits(family: Family, placement: str, tmp
             assert torch.equal(model(TOKENS.to(whole.device)).logits.cpu(), expected)
 
 
+@pytest.mark.slow
 def test_a_split_model_is_opened_by_its_folder_or_any_of_its_files(tmp_path: Path) -> None:
     whole = gguf_file(tmp_path / "m.gguf", GPT_OSS, "MXFP4", files=3)
     with torch.no_grad():

@@ -52,6 +52,7 @@ def in_flight(model: Any) -> int:
     return found.micro_batches.pipeline._in_flight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 6])
 def test_each_row_has_the_bits_of_its_micro_batch_alone(size: int) -> None:
     model = in_stages(size)
@@ -83,6 +84,7 @@ def test_however_late_work_is_done(devices: tuple[int, ...], seed: int | None) -
         assert in_flight(model) == 0
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_those_of_all_rows() -> None:
     model = in_stages(3)
     whole = tiny_model(layers=LAYERS).to("virtual:0")
@@ -98,6 +100,7 @@ def test_keys_and_values_are_those_of_all_rows() -> None:
     torch.testing.assert_close(*steps)
 
 
+@pytest.mark.slow
 def test_calls_that_are_computed_whole() -> None:
     model = in_stages(2)
     counted = dispatched(model)

@@ -67,6 +67,7 @@ def test_outputs_are_those_of_the_resident_model(build: Callable[[], nn.Module],
             assert torch.equal(model.generate(tokens()[:, :3], max_new_tokens=2, do_sample=False), text)
 
 
+@pytest.mark.slow
 def test_bytes_fetched_are_those_of_the_chosen_experts_and_nothing_else() -> None:
     inputs = [tokens(1) + n for n in range(5)]
     chosen = chosen_by(mixtral(), *inputs)

@@ -113,6 +113,7 @@ def test_dropout_is_the_same_in_backward() -> None:
     assert_same(gradients(streamed), gradients(resident))
 
 
+@pytest.mark.slow
 def test_a_language_model_with_a_cache_learns_the_same() -> None:
     tokens = torch.arange(10).view(2, 5)
     resident = llama().to(at(0)).train()

@@ -86,6 +86,7 @@ def test_what_allocators_reserve_stays_within_the_plan(size: int) -> None:
         assert device.workspace >= (in_flight(ROWS, size, 2) + 1) * (4 << 20)
 
 
+@pytest.mark.slow
 def test_without_room_for_several_less_is_resident() -> None:
     roomy, tight = planned(4, 2), None
     need = max(device.activations + device.kv_cache for device in roomy.devices.values())

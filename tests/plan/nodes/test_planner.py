@@ -106,6 +106,7 @@ def test_the_json_reads_back() -> None:
     assert "n1" in str(made)
 
 
+@pytest.mark.slow
 def test_a_node_of_unknown_speed_is_refused() -> None:
     nodes = Nodes((Node("far", {63: "24GB", "cpu": "64GB"}),), LINK)
     with pytest.raises(PlanError, match="node 'far' has devices that this machine lacks"):

@@ -109,6 +109,7 @@ class TestPlan:
         assert rate(found) >= 0.97 * max(fixed)
         assert found.devices[0].total <= budget
 
+    @pytest.mark.slow
     def test_a_batch_that_is_given_is_kept(self) -> None:
         assert self.at(10**8, batch_size=3).batch_size == 3
 

@@ -32,7 +32,9 @@ CPU = torch.device("cpu")
 def small(family: str, layers: int = 2) -> Any:
     """A model with real weights, small."""
     if family == "gpt2":
-        return t.GPT2LMHeadModel(t.GPT2Config(n_embd=64, n_layer=layers, n_head=4, vocab_size=160, n_positions=128)).eval()
+        return t.GPT2LMHeadModel(
+            t.GPT2Config(n_embd=64, n_layer=layers, n_head=4, vocab_size=160, n_positions=128)
+        ).eval()
     sizes: dict[str, Any] = {
         "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": layers, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 160, "max_position_embeddings": 128,
@@ -44,7 +46,8 @@ def small(family: str, layers: int = 2) -> Any:
     if family == "opt":  # many words beside few layers: the scores of the next token are its largest tensors
         opt = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 459}
         return t.OPTForCausalLM(t.OPTConfig(**opt, word_embed_proj_dim=32)).eval()
-    windowed = {"sliding_window": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    windowed: dict[str, Any] = {"sliding_window": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    kinds = ["sliding_attention", "full_attention"]
     if family == "mistral":
         return t.MistralForCausalLM(t.MistralConfig(**sizes, **windowed)).eval()
     if family == "qwen2":
@@ -53,9 +56,9 @@ def small(family: str, layers: int = 2) -> Any:
     if family == "gemma2":
         return t.Gemma2ForCausalLM(t.Gemma2Config(**sizes, **windowed, head_dim=16)).eval()
     if family == "gemma3":
-        return t.Gemma3ForCausalLM(t.Gemma3TextConfig(**sizes, **windowed, head_dim=16, layer_types=["sliding_attention", "full_attention"])).eval()
+        return t.Gemma3ForCausalLM(t.Gemma3TextConfig(**sizes, **windowed, head_dim=16, layer_types=kinds)).eval()
     if family == "cohere2":
-        return t.Cohere2ForCausalLM(t.Cohere2Config(**sizes, **windowed, layer_types=["sliding_attention", "full_attention"])).eval()
+        return t.Cohere2ForCausalLM(t.Cohere2Config(**sizes, **windowed, layer_types=kinds)).eval()
     if family == "cpmant":  # its forwards read the whole text, and leave out what the cache holds
         own = {"hidden_size": 64, "num_attention_heads": 4, "dim_head": 16, "dim_ff": 96, "num_hidden_layers": layers}
         return t.CpmAntForCausalLM(t.CpmAntConfig(**own, vocab_size=160, prompt_types=4, prompt_length=8)).eval()
@@ -232,6 +235,7 @@ def test_a_resized_cache_is_that_of_forwards(
     assert resized == facts()
 
 
+@pytest.mark.slow
 def test_the_next_token_is_appended_before_the_output_is_freed() -> None:
     """Ids, position ids and, where it is kept, the mask of one more token are alive beside all logits."""
     profile = profile_model(small("gpt2"), context_length=20, new_tokens=4, all_logits=True)
@@ -346,6 +350,7 @@ def test_a_prompt_of_a_model_without_a_cache_is_whole() -> None:
     assert found.prefill_chunk_size is None
 
 
+@pytest.mark.slow
 def test_a_prompt_no_longer_than_a_chunk_is_whole() -> None:
     budgets = {"cpu": "100MB"}
     found = make_plan(small("llama"), budgets, context_length=70, new_tokens=6, prefill_chunk_size=64)

@@ -180,6 +180,7 @@ def test_a_part_that_asks_for_an_unknown_value_runs() -> None:
     assert replayed == every
 
 
+@pytest.mark.slow
 def test_a_config_that_is_changed_between_calls_of_the_model_is_read_again() -> None:
     model = tiny_llama(num_hidden_layers=2, hidden_size=WIDTH)
 
