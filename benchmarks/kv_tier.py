@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> Report:
         rate = pinned_rate(64 * 2**20, device)
         sizes = Sizes(16, 64, 8192, rate, 1, device) if options.quick else Sizes(16, 2048, 32768, rate, 3, device)
     else:
-        sizes = Sizes(10, 64, 8192, 3e8, 1, device) if options.quick else Sizes(12, 256, 8192, 2e8, 3, device)
+        sizes = Sizes(10, 64, 4096, 3e8, 1, device) if options.quick else Sizes(12, 256, 8192, 2e8, 3, device)
         virtual.enable(1, bandwidth=sizes.rate)
     sizes = replace(sizes, steps=options.steps or sizes.steps)
     with tempfile.TemporaryDirectory(dir=".") as folder:

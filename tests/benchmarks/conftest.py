@@ -74,8 +74,11 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Questions set threads and virtual accelerators: take that back. Rounds are not repeated for quiet's sake."""
-    monkeypatch.setattr(importlib.import_module("bigmodel.benchmarks.harness.measure"), "PATIENCE", 1)
+    """Questions set threads and virtual accelerators: take that back. Rounds are not repeated for quiet's sake, nor
+    run to warm up."""
+    harness = importlib.import_module("bigmodel.benchmarks.harness.measure")
+    monkeypatch.setattr(harness, "PATIENCE", 1)
+    monkeypatch.setattr(harness.measure, "__defaults__", (0, 0))
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

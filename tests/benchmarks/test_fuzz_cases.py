@@ -12,19 +12,19 @@ def outcomes(*numbers: int, reserved: bool = False) -> list[Outcome]:
 
 
 @pytest.fixture(scope="module")
-def first_three() -> list[Outcome]:
+def first_two() -> list[Outcome]:
     """Outcomes of the first cases, run one after another."""
-    return outcomes(*range(3))
+    return outcomes(*range(2))
 
 
 @pytest.mark.slow
-def test_a_case_is_the_same_whatever_came_before_it(first_three: list[Outcome]) -> None:
-    assert outcomes(2) == first_three[2:]
+def test_a_case_is_the_same_whatever_came_before_it(first_two: list[Outcome]) -> None:
+    assert outcomes(1) == first_two[1:]
 
 
 @pytest.mark.slow
-def test_random_models_keep_random_budgets(first_three: list[Outcome]) -> None:
-    kinds = {outcome.kind for outcome in first_three}
+def test_random_models_keep_random_budgets(first_two: list[Outcome]) -> None:
+    kinds = {outcome.kind for outcome in first_two}
     assert kinds <= {EXACT, STREAMED, BELOW, REFUSED, HOST_ALONE}
 
 

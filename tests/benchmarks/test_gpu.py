@@ -101,6 +101,7 @@ def listed(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, **beh
     return processes
 
 
+@pytest.mark.slow
 def test_most_telling_comes_first_and_each_result_is_kept_before_the_next_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from .answering import answer, limit, rows
 
 
+@pytest.mark.slow
 def test_overhead_is_what_is_left_of_the_difference(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["overhead", "--blocks", "6"], workdir, capsys)
     host, there = rows(found)

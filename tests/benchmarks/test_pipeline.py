@@ -12,6 +12,7 @@ from .answering import answer, limit, rows
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: mincore and posix_fadvise")
 
 
+@pytest.mark.slow
 def test_each_step_is_held_against_the_slowest_stage(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["pipeline", "--link", "0.5"], workdir, capsys)
     (row,) = rows(found)

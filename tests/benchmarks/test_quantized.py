@@ -13,6 +13,7 @@ from .answering import answer, limit, rows
 pytestmark = needs("torchao")
 
 
+@pytest.mark.slow
 def test_bytes_moved_and_errors_stand_beside_the_speed(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["quantized", "--link", "0.5"], workdir, capsys)
     exact, int8, int4, small = rows(found)

@@ -36,6 +36,7 @@ def _states_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     accelerate.GradientState._reset_state()
 
 
+@pytest.mark.slow
 def test_overhead_is_what_a_step_takes_beyond_the_bare_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["train_overhead", "--step", "0.5"], workdir, capsys)
     bare, ours, theirs = rows(found)

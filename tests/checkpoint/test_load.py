@@ -40,6 +40,7 @@ def folder(tmp_path: Path) -> Path:
     return save_sharded(tmp_path / "checkpoint", FULL, shards=3)
 
 
+@pytest.mark.slow
 @given(st.data(), state_dicts(), st.integers(1, 3))
 def test_whatever_is_loaded_wherever_it_is_what_the_reference_reader_reads(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, tensors: dict[str, torch.Tensor], shards: int

@@ -154,6 +154,7 @@ def test_memory_between_two_files_need_not_be_mapped(tmp_path: Path) -> None:
         populate(maps)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no transparent huge pages"
 )

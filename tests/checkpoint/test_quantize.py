@@ -57,6 +57,7 @@ def test_values_of_a_format_are_kept(target: str) -> None:
     assert once.unique().numel() > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_written_loads_and_computes_with_the_restored_weights(target: str, full: Path, tmp_path: Path) -> None:
     found = quantize_checkpoint(full, tmp_path / "out", target, group(target))
@@ -100,6 +101,7 @@ def test_compressed_tensors_reads_the_same_values(target: str, full: Path, tmp_p
     assert torch.equal(restore(twin, own, (64, 96)), expected.to(torch.bfloat16))
 
 
+@pytest.mark.slow
 def test_experts_are_quantised_and_routers_are_not(tmp_path: Path) -> None:
     mixtral().to(torch.bfloat16).save_pretrained(tmp_path / "full")
     found = quantize_checkpoint(tmp_path / "full", tmp_path / "out", "int4", 32)
@@ -164,6 +166,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(full: Path, t
         quantize_checkpoint(tmp_path / "out", tmp_path / "again", "int8")
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_fill_groups_stay_whole(full: Path, tmp_path: Path) -> None:
     found = quantize_checkpoint(full, tmp_path / "out", "int4", 64)
     assert found.kept == tuple(f"model.layers.{n}.mlp.down_proj.weight" for n in range(LAYERS))

@@ -30,6 +30,7 @@ def empty(name: str) -> PreTrainedModel:
         return MODELS[name]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_pieces", [True, False], ids=["in_pieces", "by_operations"])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["as_it_is", "cast"])
 @pytest.mark.parametrize("device", ["cpu", "virtual:1"])

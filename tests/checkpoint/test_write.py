@@ -16,6 +16,7 @@ from bigmodel.sources.headers import read_header
 from tests.checkpoint.helpers import DTYPES, assert_same, maps_of, random_tensor, state_dicts
 
 
+@pytest.mark.slow
 @given(state_dicts())
 def test_the_reference_reader_reads_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]

@@ -50,6 +50,7 @@ def test_text_then_numbers() -> None:
     )
 
 
+@pytest.mark.slow
 def test_prompt_lookup_changes_no_token() -> None:
     plain, _ = run("the cat the cat the", "--max-tokens", "20")
     looked_up, _ = run("the cat the cat the", "--max-tokens", "20", "--prompt-lookup", "4")

@@ -20,16 +20,17 @@ from tests.server.oracle import generate
 from tests.server.tiny import make_request, tiny_model, tiny_tokenizer
 
 PROMPT = "the cat"
+LAYERS, NEW_TOKENS = 6, 6
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 8 layers, and two adapters."""
+    """A model and two adapters."""
     folder = tmp_path_factory.mktemp("generated")
-    tiny_model(layers=8).save_pretrained(folder / "model")
+    tiny_model(layers=LAYERS).save_pretrained(folder / "model")
     tiny_tokenizer().save_pretrained(folder / "model")
     for seed, name in enumerate(("legal", "terse")):
-        write_adapter(tiny_model(layers=8), folder / name, seed, rank=8)
+        write_adapter(tiny_model(layers=LAYERS), folder / name, seed, rank=8)
     return folder
 
 
@@ -40,7 +41,7 @@ def nominal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pefts(model: Any, adapter: Path | None, prompt: str = PROMPT) -> str:
     """What a model continues a prompt with, as peft adapts it."""
-    greedy = make_request([1], temperature=0.0, max_tokens=12, ignore_eos=True).params
+    greedy = make_request([1], temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True).params
     one = model if adapter is None else adapted(model, adapter)
     return str(tiny_tokenizer().decode(generate(one, tiny_tokenizer(), tiny_tokenizer().encode(prompt), greedy)))
 
@@ -48,7 +49,7 @@ def pefts(model: Any, adapter: Path | None, prompt: str = PROMPT) -> str:
 def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The text of one run with a prompt."""
     capsys.readouterr()  # what libraries have said so far
-    assert run(["generate", *map(str, arguments), "--max-tokens", "12", "--quiet"]) == 0
+    assert run(["generate", *map(str, arguments), "--max-tokens", str(NEW_TOKENS), "--quiet"]) == 0
     return capsys.readouterr().out.removesuffix("\n")
 
 
@@ -58,9 +59,9 @@ def test_the_text_is_that_of_pefts_model(folder: Path, capsys: pytest.CaptureFix
         name, _, path = given.rpartition("=")
         lora = f"{name}={folder / path}" if name else folder / path
         found = said(capsys, folder / "model", PROMPT, "--lora", lora, "--max-memory", "cpu=1GB", "--context", "64")
-        assert found == pefts(tiny_model(layers=8), folder / adapter)
+        assert found == pefts(tiny_model(layers=LAYERS), folder / adapter)
     plain = said(capsys, folder / "model", PROMPT, "--max-memory", "cpu=1GB", "--context", "64")
-    assert plain == pefts(tiny_model(layers=8), None) != found
+    assert plain == pefts(tiny_model(layers=LAYERS), None) != found
 
 
 @pytest.mark.slow
@@ -72,7 +73,7 @@ def test_weights_are_streamed_within_a_budget_that_adapters_are_part_of(
     reset_peak_memory(0)
     options = ("--max-memory", f"0={budget},cpu=1GB", "--context", "64")
     found = said(capsys, folder / "model", PROMPT, "--lora", folder / "legal", *options)
-    assert found == pefts(tiny_model(layers=8), folder / "legal")
+    assert found == pefts(tiny_model(layers=LAYERS), folder / "legal")
     assert max_memory_allocated(0) <= budget
 
 
@@ -106,7 +107,7 @@ def test_lines_of_a_file_name_their_adapters(
     file = ("--batch-file", write_prompts(tmp_path / "prompts", *lines), "--output", tmp_path / "answers")
     both = ("--lora", folder / "legal", "--lora", folder / "terse")
     said(capsys, folder / "model", *file, *both, "--max-memory", "cpu=1GB", *placing)
-    wanted = {name: pefts(tiny_model(layers=8), folder / name if name else None) for name in set(names)}
+    wanted = {name: pefts(tiny_model(layers=LAYERS), folder / name if name else None) for name in set(names)}
     assert answers(tmp_path / "answers") == {f"{n}": wanted[name] for n, name in enumerate(names)}
 
 
@@ -126,7 +127,7 @@ def test_the_only_adapter_computes_lines_that_name_none(
     said(capsys, folder / "model", *file, "--lora", folder / "legal", "--batch-size", "1", "--max-memory", "cpu=1GB")
     (one,) = loaded
     assert one.plan.devices["cpu"].budget == 10**9 - adapters_bytes(one.adapters)
-    assert answers(tmp_path / "answers") == {"0": pefts(tiny_model(layers=8), folder / "legal")}
+    assert answers(tmp_path / "answers") == {"0": pefts(tiny_model(layers=LAYERS), folder / "legal")}
 
 
 @pytest.mark.slow

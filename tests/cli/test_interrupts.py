@@ -41,7 +41,7 @@ def test_serve_is_interrupted_while_it_imports(module: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["run", "generate", "plan"])
 def test_any_command_is_interrupted_while_it_imports(command: str) -> None:
     done = interrupted(f"bigmodel.cli.{COMMANDS[command]}", command)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bigmodel: interrupted\n")

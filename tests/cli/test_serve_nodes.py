@@ -98,10 +98,10 @@ def test_a_killed_stage_ends_requests_clearly_and_the_deployment_comes_back_with
 ) -> None:
     """One deployment also shows how it ends: its processes take seconds to start."""
     with serving(tiny_app(tiny_model(layers=3), engine={"prefix_cache": False})) as alone:
-        expected = httpx.post(f"{alone}/v1/completions", json={**ASKED, "max_tokens": 24}, timeout=60).json()["choices"]
+        expected = httpx.post(f"{alone}/v1/completions", json={**ASKED, "max_tokens": 8}, timeout=60).json()["choices"]
     with deployed(folder, tmp_path / "log", "--slow-links") as served:
         served.until(served.ready)
-        assert served.complete(max_tokens=24).json()["choices"] == expected
+        assert served.complete(max_tokens=8).json()["choices"] == expected
         whole: list[httpx.Response] = []
         waits = threading.Thread(target=lambda: whole.append(served.complete(max_tokens=500)))
         waits.start()
@@ -119,10 +119,10 @@ def test_a_killed_stage_ends_requests_clearly_and_the_deployment_comes_back_with
         assert whole[0].json()["error"]["code"] == "node_lost"
         served.until(lambda: not any(each.is_running() for each in before))
         served.until(served.ready)
-        assert served.complete(max_tokens=24).json()["choices"] == expected
+        assert served.complete(max_tokens=8).json()["choices"] == expected
         after = served.stages()
         # A running request finishes after SIGTERM.
-        body = {**ASKED, "max_tokens": 100, "stream": True}
+        body = {**ASKED, "max_tokens": 20, "stream": True}
         with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=100) as stream:
             lines = (line for line in stream.iter_lines() if line)
             next(lines)

@@ -84,6 +84,7 @@ def test_no_stage_begins_with_an_embedding() -> None:
         balanced_split_points(TwoInputs(8), 5)
 
 
+@pytest.mark.slow
 @on_ranks
 def test_positional_arguments_are_in_the_order_of_the_example() -> None:
     inputs = {"ids": tokens(2), "others": tokens(2) + 1}

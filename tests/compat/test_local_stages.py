@@ -83,6 +83,7 @@ def test_a_model_on_one_accelerator_stays_as_it_is() -> None:
     assert torch.equal(model(batch(4))["sums"].cpu(), expected.cpu())
 
 
+@pytest.mark.slow
 def test_micro_batches_need_the_room_of_the_plan() -> None:
     from tests.server.tiny import tiny_model
 

@@ -66,6 +66,7 @@ def test_one_process_calls_the_forward() -> None:
     assert pippy_forward(lambda x, plus: x + plus, 4, False, torch.ones(3), plus=1).tolist() == [2, 2, 2]
 
 
+@pytest.mark.slow
 @on_ranks
 def test_stages_compute_what_the_whole_model_does() -> None:
     whole, x = Chain(2), torch.randn(4, 2, generator=torch.Generator().manual_seed(1))

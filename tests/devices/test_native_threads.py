@@ -106,6 +106,7 @@ def test_the_kernel_tells_the_states_of_threads() -> None:
     assert native_threads._states(name)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_a_forked_child_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to Python 3.12, the first thread of a child says that it has the number of its parent's."""

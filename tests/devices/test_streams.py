@@ -80,6 +80,7 @@ def test_few_bytes_are_not_copied_behind_what_has_failed() -> None:
     assert copied == []
 
 
+@pytest.mark.slow
 def test_a_stream_survives_a_fork() -> None:
     stream = ThreadCopyStream("test")
     stream.submit(lambda: None).wait()

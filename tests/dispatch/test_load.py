@@ -87,6 +87,7 @@ def test_a_dtype_is_what_runs_wherever_the_weights_lie(
     torch.testing.assert_close(output, expected, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.slow
 @exact
 def test_a_planned_load_keeps_to_the_budgets(checkpoint: Path) -> None:
     weights = sum(p.nbytes for p in stack().parameters())

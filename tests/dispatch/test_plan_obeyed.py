@@ -60,9 +60,9 @@ MEGABYTE = 10**6
 HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
 
 
-def small_llama() -> nn.Module:
-    """Eight layers of 2.6 MB, of which not all fit 12 MB beside the slots of the others."""
-    return llama(8, hidden_size=256, intermediate_size=512, num_key_value_heads=4, vocab_size=512)
+def small_llama(layers: int = 5) -> nn.Module:
+    """Layers of 2.6 MB, of which not all fit 12 MB beside the slots of the others."""
+    return llama(layers, hidden_size=256, intermediate_size=512, num_key_value_heads=4, vocab_size=512)
 
 
 def deep_mixtral(per_token: int = 2) -> nn.Module:
@@ -92,11 +92,15 @@ def peak(model: nn.Module, found: Plan, key: int = 0) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", slow_but([3], [1, 2, 3]))
+@pytest.mark.parametrize("slots", slow_but([3], [1, 3]))
 def test_the_dispatched_model_has_the_slots_of_the_plan(slots: int) -> None:
     found = planned(profile_of(small_llama), slots=slots)
     assert found.slots == slots
     assert peak(small_llama(), found) == found.devices[0].total <= 12 * MEGABYTE
+
+
+OVER_TWO_LINKS = 8
+"""Layers, of which not all fit two accelerators beside the slots of each."""
 
 
 def plan_over_two_links(**arguments: Any) -> Plan:
@@ -105,7 +109,7 @@ def plan_over_two_links(**arguments: Any) -> Plan:
     slow = DeviceLinks(LinkSpeed(1e8, 1e-6), fast, fast, fast, to_peer=fast)
     machine = replace(nominal_machine(), links={"virtual:0": slow})
     budgets: dict[int | str, int] = {0: 10 * MEGABYTE, 1: 10 * MEGABYTE, "cpu": 1000 * MEGABYTE}
-    return plan(profile_of(small_llama), budgets, machine=machine, **arguments)
+    return plan(profile_of(small_llama, OVER_TWO_LINKS), budgets, machine=machine, **arguments)
 
 
 @pytest.mark.slow
@@ -117,7 +121,7 @@ def test_devices_that_share_the_streaming_take_the_bytes_of_the_plan(arguments: 
         pytest.importorskip("torchao")
     found = plan_over_two_links(**arguments)
     assert {part.runs_on for part in found.streamed} == {0, 1}
-    peaks = peaks_of(small_llama(), Plan.from_json(found.to_json()))
+    peaks = peaks_of(small_llama(OVER_TWO_LINKS), Plan.from_json(found.to_json()))
     assert {key: peak for key, (peak, _) in peaks.items()} == {key: found.devices[key].total for key in (0, 1)}
     assert all(found.devices[key].total <= 10 * MEGABYTE for key in (0, 1))
 
@@ -125,12 +129,12 @@ def test_devices_that_share_the_streaming_take_the_bytes_of_the_plan(arguments: 
 @pytest.mark.slow
 @torch.inference_mode()
 def test_blocks_streamed_over_two_links_generate_the_same_tokens() -> None:
-    model, tokens = small_llama(), torch.arange(8).view(1, 8)
-    expected = model.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    model, tokens = small_llama(OVER_TWO_LINKS), torch.arange(8).view(1, 8)
+    expected = model.generate(tokens, max_new_tokens=3, do_sample=False, pad_token_id=0)
     logits = copy.deepcopy(model).to("virtual:0")(tokens.to("virtual:0")).logits.cpu()
     dispatch_model(model, plan_over_two_links())
     assert torch.equal(model(tokens).logits.cpu(), logits)
-    assert torch.equal(model.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=0).cpu(), expected)
+    assert torch.equal(model.generate(tokens, max_new_tokens=3, do_sample=False, pad_token_id=0).cpu(), expected)
     assert {model.dispatch_stats()[name]["bytes_from_ram"] > 0 for name in ("virtual:0", "virtual:1")} == {True}
 
 
@@ -150,13 +154,13 @@ def test_streamed_weights_are_quantised_as_the_plan_says(offload_dtype: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expert_cache", [None, 0, 400_000])
-def test_expert_caches_take_the_bytes_of_the_plan(expert_cache: int | None) -> None:
+@pytest.mark.parametrize("expert_cache", [0, 400_000])
+def test_expert_caches_take_the_bytes_of_the_plan(expert_cache: int) -> None:
     profile = profile_of(deep_mixtral)
     budget = int(0.8 * profile.weights)
     found = planned(profile, budget, expert_cache=expert_cache)
     assert found.streamed
-    assert found.expert_cache == ({0: expert_cache} if expert_cache is not None else found.expert_cache)
+    assert found.expert_cache == {0: expert_cache}
     assert peak(deep_mixtral(), found) == found.devices[0].total <= budget
 
 
@@ -176,7 +180,7 @@ def test_fewer_experts_are_cached_where_an_accelerator_has_no_room_for_the_defau
 @pytest.mark.parametrize(
     ("implementation", "per_token", "batch"),
     # With either function the host computes the same way: the second has the shape with the most rows.
-    some([("grouped_mm", 2, 3), ("grouped_mm", 4, 1), ("batched_mm", 2, 3), ("grouped_mm", 1, 1)], first=3),
+    some([("grouped_mm", 4, 1), ("batched_mm", 2, 3), ("grouped_mm", 2, 3), ("grouped_mm", 1, 1)], first=2),
 )
 def test_experts_that_the_host_computes_in_part_keep_within_the_plan(
     implementation: str, per_token: int, batch: int
@@ -276,10 +280,10 @@ def test_random_plans_never_pass_their_predicted_peak(draw: random.Random) -> No
 
 @pytest.mark.slow
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=few(3))
+@settings(max_examples=few(2))
 def test_peaks_are_the_predicted_ones_where_keys_and_values_lie_on_the_host(draw: random.Random) -> None:
     virtual.enable(2)
-    model = llama(6, hidden_size=32, intermediate_size=32, num_key_value_heads=4, head_dim=32, vocab_size=96)
+    model = llama(4, hidden_size=32, intermediate_size=32, num_key_value_heads=4, head_dim=32, vocab_size=96)
     context, batch = draw.randint(56, 64), draw.randint(1, 3)
     steps = context - draw.randint(50, 54)
     of = profile_model(model, batch, context, steps, device_type="virtual", padded=draw.random() < 0.5)
@@ -294,8 +298,8 @@ PLACES: list[tuple[int | str, int | str]] = [(0, 0), (1, 1), ("cpu", 0), ("cpu",
 
 
 @pytest.mark.slow
-@given(st.lists(st.sampled_from(PLACES), min_size=8, max_size=8), st.integers(1, 3))
-@settings(max_examples=few(4))
+@given(st.lists(st.sampled_from(PLACES), min_size=5, max_size=5), st.integers(1, 3))
+@settings(max_examples=few(3))
 def test_however_blocks_are_spread_over_two_accelerators_their_peaks_are_the_predicted_ones(
     places: list[tuple[int | str, int | str]], slots: int
 ) -> None:
@@ -361,7 +365,7 @@ def test_static_caches_with_sliding_windows_keep_within_the_plan(
     whole = plan(profile, {0: 1000 * MEGABYTE, "cpu": 1000 * MEGABYTE}).devices[0].total
     found = plan(profile, {0: int(whole * share), "cpu": 1000 * MEGABYTE})
     assert found.devices[0].kv_cache > 0
-    ids = torch.ones(2, 60, dtype=torch.long)
+    ids = torch.ones(2, 62, dtype=torch.long)
     options = {"attention_mask": ids, "max_length": 64, "do_sample": False, "cache_implementation": "static"}
     gc.collect()
     before = memory_allocated(0)
@@ -399,7 +403,7 @@ virtual.enable(2)
 from bigmodel.benchmarks.fuzz_cases import peaks_of
 from bigmodel.plan import Plan
 from tests.dispatch.models import llama
-model = llama(8, hidden_size=256, intermediate_size=512, num_key_value_heads=4, vocab_size=512)
+model = llama(5, hidden_size=256, intermediate_size=512, num_key_value_heads=4, vocab_size=512)
 print(peaks_of(model, Plan.from_json(Path(sys.argv[1]).read_text()))[0][0])
 """
 
@@ -491,6 +495,6 @@ def test_pinned_memory_that_stages_files_takes_the_bytes_of_the_plan(
     before = virtual.pinned_memory.reserved
     model = load_checkpoint_and_dispatch(make(), tmp_path, found)
     with torch.inference_mode():
-        for _ in range(3):
-            model(torch.arange(64).view(1, 64))
+        for _ in range(2):
+            model(torch.arange(32).view(1, 32))
     assert virtual.pinned_memory.reserved - before == found.devices["cpu"].slots > 0

@@ -52,6 +52,7 @@ def test_one_process_is_a_plain_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ACCELERATE_MIXED_PRECISION" not in os.environ
 
 
+@pytest.mark.slow
 def test_a_busy_port_and_too_many_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -631,6 +631,7 @@ def long_profile() -> Profile:
     return llama_profile(2048, 1900, max_position_embeddings=4096, num_hidden_layers=16)
 
 
+@pytest.mark.slow
 def test_keys_and_values_lie_on_the_host_where_the_device_cannot_hold_them() -> None:
     budgets: dict[int | str, int] = {0: 4_000_000, "cpu": 10**9}
     made = plan(long_profile(), budgets)
@@ -646,6 +647,7 @@ def test_keys_and_values_lie_on_the_host_where_the_device_cannot_hold_them() -> 
     assert "Keys and values of 16 parts lie in RAM" in made.explain()
 
 
+@pytest.mark.slow
 def test_no_more_keys_and_values_lie_on_the_host_than_must() -> None:
     more = [len(plan(long_profile(), {0: budget, "cpu": 10**9}).kv_on_host) for budget in (6 * 10**6, 10**7, 10**8)]
     assert 16 > more[0] > more[1] >= more[2] == 0
@@ -665,6 +667,7 @@ def on_disk_of(host: int, **more: int) -> Plan:
     return plan(long_profile(), {0: 4_000_000, "cpu": host, **more})
 
 
+@pytest.mark.slow
 def test_older_keys_and_values_lie_on_disk_where_ram_cannot_hold_them() -> None:
     whole = sum(long_profile().kv_cache)
     made = on_disk_of(whole // 4)

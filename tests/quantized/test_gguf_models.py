@@ -54,11 +54,15 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.usefixtures("every_accelerator")
-@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(
-    "family",
-    [LLAMA, QWEN3, GEMMA3, *(pytest.param(mixture, marks=pytest.mark.slow) for mixture in (MIXTRAL, GPT_OSS))],
-    ids=lambda family: family.make.__name__,
+    ("family", "placement"),
+    [
+        *((LLAMA, placement) for placement in PLACEMENTS),
+        *((family, "streamed from disk") for family in (QWEN3, GEMMA3)),
+        *(pytest.param(MIXTRAL, placement, marks=pytest.mark.slow) for placement in PLACEMENTS),
+        pytest.param(GPT_OSS, "streamed from disk", marks=pytest.mark.slow),
+    ],
+    ids=lambda each: each if isinstance(each, str) else each.make.__name__,
 )
 def test_every_placement_gives_the_same_bits(family: Family, placement: str, tmp_path: Path) -> None:
     whole = gguf_file(tmp_path / "m.gguf", family, "MXFP4" if family is GPT_OSS else "Q8_0")
@@ -71,6 +75,7 @@ def test_every_placement_gives_the_same_bits(family: Family, placement: str, tmp
             assert torch.equal(model(TOKENS.to(whole.device)).logits.cpu(), expected)
 
 
+@pytest.mark.slow
 def test_a_split_model_is_opened_by_its_folder_or_any_of_its_files(tmp_path: Path) -> None:
     whole = gguf_file(tmp_path / "m.gguf", GPT_OSS, "MXFP4", files=3)
     with torch.no_grad():

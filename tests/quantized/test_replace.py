@@ -12,25 +12,20 @@ from bigmodel.dispatch import from_pretrained
 from bigmodel.quantized.experts import QuantizedExperts
 from bigmodel.quantized.linear import QuantizedLinear
 
-from ..marks import slow_but
 from .checkpoints import LAYERS, TOKENS, deepseek_v3, gpt_oss, llama, mixtral, published, qwen3, qwen3_moe
 from .twins import LINEAR, Twin, awq, bnb4, bnb8, fp8, gptq, mxfp4, nvfp4, packed, plain
 
 
 @pytest.mark.parametrize("twin", LINEAR, ids=lambda twin: twin.name)
-def test_a_model_computes_bit_for_bit_what_its_dequantised_self_does(twin: Twin, tmp_path: Path) -> None:
+def test_a_model_computes_bit_for_bit_what_its_dequantised_self_does_from_the_bytes_of_the_file(
+    twin: Twin, tmp_path: Path
+) -> None:
     whole = published(tmp_path / "q", twin, llama)
     model = from_pretrained(tmp_path / "q", device_map="cpu", context_length=16)
     with torch.no_grad():
         assert torch.equal(model(TOKENS).logits, whole(TOKENS).logits)
     assert sum(isinstance(module, QuantizedLinear) for module in model.modules()) == 7 * LAYERS
     assert type(model.lm_head) is torch.nn.Linear
-
-
-@pytest.mark.parametrize("twin", LINEAR, ids=lambda twin: twin.name)
-def test_names_and_bytes_are_those_of_the_file(twin: Twin, tmp_path: Path) -> None:
-    published(tmp_path / "q", twin, llama)
-    model = from_pretrained(tmp_path / "q", device_map="cpu", context_length=16)
     saved, found = load_file(tmp_path / "q" / "model.safetensors"), model.state_dict()
     assert found.keys() == saved.keys()
     for name, tensor in saved.items():
@@ -53,9 +48,14 @@ MIXTURES = [
 ]
 
 
-@pytest.mark.parametrize("implementation", ["grouped_mm", "eager", "batched_mm"])
 @pytest.mark.parametrize(
-    ("twin", "make"), slow_but(MIXTURES[-1:], MIXTURES), ids=lambda each: getattr(each, "name", None) or each.__name__
+    ("twin", "make", "implementation"),
+    [
+        *((*MIXTURES[-1], name) for name in ("grouped_mm", "eager", "batched_mm")),
+        *(pytest.param(*MIXTURES[0], name, marks=pytest.mark.slow) for name in ("eager", "batched_mm")),
+        *(pytest.param(*each, "grouped_mm", marks=pytest.mark.slow) for each in MIXTURES[:-1]),
+    ],
+    ids=lambda each: getattr(each, "name", None) or getattr(each, "__name__", None) or each,
 )
 def test_experts_compute_what_their_dequantised_selves_do(
     twin: Twin, make: object, implementation: str, tmp_path: Path

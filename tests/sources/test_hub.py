@@ -95,6 +95,7 @@ def test_a_header_longer_than_expected_takes_a_second_range(hub: HubServer, cach
     assert weight_bytes_sent(hub) == headers["model.safetensors"].data_start
 
 
+@pytest.mark.slow
 def test_a_server_that_ignores_ranges_is_cut_off_after_the_header(hub: HubServer, cache: Path) -> None:
     hub.ignore_ranges = True
     folder = hub.root / "team/big"
@@ -115,6 +116,7 @@ def test_a_server_error_is_tried_again(hub: HubServer, cache: Path, monkeypatch:
     assert hub.requests.count("GET model.safetensors") == 2
 
 
+@pytest.mark.slow
 def test_fetching_downloads_the_weights_and_what_belongs_to_them_only(hub: HubServer, cache: Path) -> None:
     folder = make_repo(hub, tokenizer__json="{}", modeling__py="boom", README__md="")
     (folder / "pytorch_model.bin").write_bytes(b"x" * 100)
@@ -211,12 +213,14 @@ def test_a_damaged_shard_is_named(hub: HubServer, cache: Path) -> None:
         open_source("team/tiny", cache_dir=cache).headers()
 
 
+@pytest.mark.slow
 def test_a_later_commit_does_not_mix_with_what_was_read(hub: HubServer, cache: Path) -> None:
     make_repo(hub)
     source = open_source("team/tiny", revision="main", cache_dir=cache)
     assert source.fetch_weights().name == COMMIT
 
 
+@pytest.mark.slow
 def test_without_a_server_the_cache_serves(hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_repo(hub)
     open_source("team/tiny", cache_dir=cache).fetch_weights()

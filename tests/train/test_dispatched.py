@@ -53,7 +53,7 @@ def train(accelerator: Accelerator, model: nn.Module, optimizer: Any, batches: t
 
 @cache
 def resident(
-    layers: int = 4, adapt: Callable[[nn.Module], nn.Module] = nn.Module.train, steps: int = 4, **options: Any
+    layers: int = 2, adapt: Callable[[nn.Module], nn.Module] = nn.Module.train, steps: int = 4, **options: Any
 ) -> list[float]:
     """The losses of the model that lies on the accelerator as a whole."""
     fresh_states()
@@ -76,7 +76,7 @@ def lora(model: nn.Module) -> nn.Module:
     return adapted
 
 
-def from_disk(folder: Path, device_map: Any, layers: int = 4, **options: Any) -> nn.Module:
+def from_disk(folder: Path, device_map: Any, layers: int = 2, **options: Any) -> nn.Module:
     save_model(llama(layers), folder)
     model = llama(layers).train()
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_all_weights_are_trained_with_their_optimizer_s_state_on_the_host(option
     expected = resident(**options)
     accelerator = Accelerator(**options)
     assert accelerator.device.type == "virtual"
-    model = dispatch_model(llama().train(), {"": "cpu"}, main_device=0)
+    model = dispatch_model(llama(2).train(), {"": "cpu"}, main_device=0)
     optimizer: Any = adam(model)
     model, optimizer = accelerator.prepare(model, optimizer)
     assert train(accelerator, model, optimizer) == pytest.approx(expected, rel=1e-6)
@@ -138,10 +138,10 @@ def test_the_peak_is_what_two_blocks_need_and_the_input_of_each(adapt: Callable[
         getattr(two, "get_base_model", lambda: two)(), samples, tokens, device_type="virtual"
     ).activations
     peaks = {}
-    for layers in (4, DEEP):
+    for layers in (3, 5):
         peaks[layers], slots = streamed_peak(layers, adapt)
         assert peaks[layers] <= slots + two_blocks + layers * block_input
-    assert peaks[DEEP] - peaks[4] == (DEEP - 4) * block_input
+    assert peaks[5] - peaks[3] == (5 - 3) * block_input
 
 
 @pytest.mark.slow
@@ -175,10 +175,10 @@ def test_adapters_of_a_frozen_base_are_trained(tmp_path: Path, home: str, adapte
 @pytest.mark.slow
 def test_an_optimizer_prepared_later_follows_weights_that_move() -> None:
     expected = resident()
-    weights = sum(p.nbytes for p in llama().parameters())
+    weights = sum(p.nbytes for p in llama(2).parameters())
     virtual.enable(count=1, capacity=2 * weights)
     accelerator = Accelerator()
-    model = dispatch_model(llama().train(), {"": 0, "model.layers.1": "cpu"})
+    model = dispatch_model(llama(2).train(), {"": 0, "model.layers.1": "cpu"})
     optimizer = adam(model)
     model = accelerator.prepare(model)
     optimizer = accelerator.prepare(optimizer)
@@ -191,7 +191,7 @@ def test_it_goes_on_from_a_saved_state(tmp_path: Path) -> None:
     def build() -> tuple[Accelerator, nn.Module, Any]:
         fresh_states()
         accelerator = Accelerator()
-        model = dispatch_model(llama().train(), {"": "cpu"}, main_device=0)
+        model = dispatch_model(llama(2).train(), {"": "cpu"}, main_device=0)
         return accelerator, *accelerator.prepare(model, adam(model))
 
     run = build()
@@ -219,9 +219,9 @@ def test_what_does_not_fit_the_host_is_refused(tmp_path: Path) -> None:
 
 
 def test_several_processes_cannot_share_one() -> None:
-    streamed = dispatch_model(llama(), {"": "cpu"}, main_device=0)
+    streamed = dispatch_model(llama(2), {"": "cpu"}, main_device=0)
     check_one_process(streamed, several=False, over_devices=True)
-    check_one_process(llama(), several=True, over_devices=False)
+    check_one_process(llama(2), several=True, over_devices=False)
     with pytest.raises(TrainError, match="cannot be trained by several processes"):
         check_one_process(streamed, several=True, over_devices=False)
 

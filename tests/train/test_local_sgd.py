@@ -31,6 +31,7 @@ def test_what_cannot_be_averaged_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     LocalSGD(accelerator, nn.Linear(1, 1), 2, enabled=False)
 
 
+@pytest.mark.slow
 @on_ranks
 def test_parameters_are_averaged_every_few_steps_and_at_the_end() -> None:
     accelerator = Accelerator()

@@ -119,6 +119,7 @@ def test_a_model_of_unknown_inputs_is_refused() -> None:
         planned_use(model, found)
 
 
+@pytest.mark.slow
 def test_texts_are_generated_as_the_generation_config_has_it() -> None:
     model = llama()
     model.generation_config.update(num_beams=3, do_sample=False)

@@ -84,7 +84,7 @@ def peak_of_generating(model: Any, new_tokens: int = NEW + 1, **inputs: torch.Te
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", some(GENERATING, "lfm2", "bamba", "mamba"))
+@pytest.mark.parametrize("family", some(GENERATING, "lfm2", "mamba"))
 def test_the_peak_of_generating_is_planned_to_the_byte(family: str) -> None:
     model = GENERATING[family]().eval()
     _, predicted = planned(model)

@@ -73,6 +73,7 @@ def test_streams_take_over_the_times_of_events_and_copies(slow: torch.Tensor) ->
     assert other.ready == first.ready
 
 
+@pytest.mark.slow
 @pytest.mark.virtual_only("accelerators of a set speed")
 def test_the_host_waits_for_what_it_reads(accelerators: None) -> None:
     virtual.enable(1, flops=1e5)

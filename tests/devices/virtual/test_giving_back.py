@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from bigmodel.devices import memory_allocated, virtual
@@ -62,6 +63,7 @@ def test_memory_of_others_keeps_its_content() -> None:
     assert (array == 1).all()
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_a_thread_of_its_own() -> None:
     giving = GivingBack()
     giving._worker = os.getpid()  # as if the parent's thread was at work

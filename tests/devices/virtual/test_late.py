@@ -304,6 +304,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.one_of(st.none(), st.integers(0, 2**16)),
@@ -346,6 +347,7 @@ def test_a_new_schedule_finds_all_work_done_and_nothing_noted() -> None:
         x.cpu()
 
 
+@pytest.mark.slow
 def test_a_forked_child_finds_all_work_done() -> None:
     x = torch.zeros(8, device=device)
     side = virtual.Stream(device)

@@ -296,6 +296,7 @@ def test_pinned_memory_that_a_copy_arrives_in_and_another_reads_is_written_after
     assert stays == wait
 
 
+@pytest.mark.slow
 def test_a_process_that_is_forked_after_a_device_was_used_cannot_use_it() -> None:
     kept.append(filled(1) + 1)
     child = os.fork()

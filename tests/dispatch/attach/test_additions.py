@@ -72,6 +72,7 @@ def test_they_are_trained_by_a_plain_loop(device_map: dict[str, Any]) -> None:
         assert torch.equal(value.cpu(), expected.cpu()), name
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_a_model_on_disk_stays(tmp_path: Path) -> None:
     save_model(stack(), tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}

@@ -210,6 +210,7 @@ def test_beams_of_older_tokens_on_disk_are_reordered_as_on_the_device(tmp_path: 
     assert_equal(generated(on_disk(tmp_path), **options), generated(on_device(), **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [lambda past: past.crop(-5), lambda past: past.crop(-14), copy.deepcopy, lambda past: past.reset()]
 )

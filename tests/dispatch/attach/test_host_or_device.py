@@ -216,6 +216,7 @@ def test_state_that_a_block_writes_stays_whereever_it_is_computed() -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_whole_model() -> None:
     model = plain_llama()
     plain = copy.deepcopy(model)
@@ -316,6 +317,7 @@ def test_tokens_are_rows_of_features() -> None:
     assert tokens_of((), {}) == 0
 
 
+@pytest.mark.slow
 def test_weights_that_are_written_to_between_prompts_are_fetched_again() -> None:
     """Its weights are of PyTorch's own classes, which do not tell of a write through ``.data``."""
     resident, model = plain_llama().to("virtual:0"), host_or_device(plain_llama())

@@ -58,7 +58,7 @@ def test_traced_code_gives_the_same_bits_and_breaks_at_most_once_for_each_stream
     streamed: LlamaForCausalLM,
 ) -> None:
     compiled = torch.compile(streamed, backend="eager")
-    for _ in range(3):
+    for _ in range(2):
         assert torch.equal(run(compiled), run(streamed))
     assert 1 <= sum(counters["graph_break"].values()) <= most_breaks(streamed)
     assert all("AttachedForward" in reason for reason in counters["graph_break"])
@@ -75,7 +75,7 @@ def test_blocks_streamed_to_an_accelerator_are_traced_with_the_same_bits(
     resident = torch.compile(llama(layers=2).to(at(0)), backend="eager")
     expected = run(resident, TOKENS.to(at(0))).cpu()
     assert not counters["graph_break"]
-    for _ in range(3):
+    for _ in range(2):
         assert torch.equal(run(compiled), expected)
     assert 1 <= sum(counters["graph_break"].values()) <= most_breaks(model)
     assert counters["stats"]["calls_captured"] > 0

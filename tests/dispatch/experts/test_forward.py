@@ -59,14 +59,15 @@ def test_outputs_are_those_of_the_resident_model(build: Callable[[], nn.Module],
     expected = resident(build, implementation)
     prompt = tokens().to(at(0))
     found = logits(expected, prompt)
-    for cache in CACHES if build is mixtral else (None, 4 * EXPERT_BYTES):
+    for cache in CACHES if (build, implementation) == (mixtral, IMPLEMENTATIONS[0]) else (None, 4 * EXPERT_BYTES):
         model = offloaded(build, implementation, expert_cache=cache)
         assert torch.equal(logits(model, tokens()), found), cache
         if cache == 4 * EXPERT_BYTES:
-            text = expected.generate(prompt[:, :3], max_new_tokens=3, do_sample=False).cpu()
-            assert torch.equal(model.generate(tokens()[:, :3], max_new_tokens=3, do_sample=False), text)
+            text = expected.generate(prompt[:, :3], max_new_tokens=2, do_sample=False).cpu()
+            assert torch.equal(model.generate(tokens()[:, :3], max_new_tokens=2, do_sample=False), text)
 
 
+@pytest.mark.slow
 def test_bytes_fetched_are_those_of_the_chosen_experts_and_nothing_else() -> None:
     inputs = [tokens(1) + n for n in range(5)]
     chosen = chosen_by(mixtral(), *inputs)

@@ -66,17 +66,17 @@ def stats(model: nn.Module) -> dict[str, float]:
 )
 def test_outputs_are_those_of_the_resident_model(build: Callable[[], nn.Module], implementation: str) -> None:
     whole = resident(build, implementation)
-    expected = {count: logits(whole, tokens(count).to(DEVICE)) for count in (1, 2, 5)}
+    expected = {count: logits(whole, tokens(count).to(DEVICE)) for count in (1, 5)}
     divides = implementation != "eager"  # adds up expert after expert, whatever the split
-    for split in (HALVES, ALL_ON_HOST, NONE_ON_HOST) if divides else (HALVES,):
+    for split in (HALVES, ALL_ON_HOST, NONE_ON_HOST) if divides and build is mixtral else (HALVES,):
         model = divided(build, split, implementation)
-        for count in (1, 1, 2, 5, 1):
+        for count in (1, 5, 1):
             assert torch.equal(logits(model, tokens(count)), expected[count])
         assert bool(stats(model)["on_host"]) == (split is not NONE_ON_HOST and divides)
 
 
 @pytest.mark.slow
-@settings(max_examples=few(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     split=st.builds(ExpertSplit, st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 3), st.integers(1, 9)),
     slots=st.integers(1, 24),
@@ -101,6 +101,7 @@ def test_half_of_the_missing_experts_are_computed_on_the_host_where_both_take_as
     assert stats(model)["on_host"] == stats(model)["fetches"] == LAYERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
 def test_a_single_expert_is_computed_on_the_host(implementation: str) -> None:
     build = partial(mixtral, num_experts_per_tok=1)
@@ -137,6 +138,7 @@ def test_where_the_host_computes_all_the_link_fills_the_cache_for_later() -> Non
     assert stats(model)["on_host"] == before
 
 
+@pytest.mark.slow
 def test_changed_weights_are_seen_by_the_next_forward() -> None:
     model, expected = divided(mixtral, HALVES), resident(mixtral)
     logits(model, tokens(1))
@@ -149,6 +151,7 @@ def test_changed_weights_are_seen_by_the_next_forward() -> None:
         assert torch.equal(logits(model, tokens(1)), logits(expected, tokens(1).to(DEVICE)))
 
 
+@pytest.mark.slow
 def test_weights_on_disk_and_in_another_dtype_are_fetched(tmp_path: Path) -> None:
     mixtral().save_pretrained(tmp_path)
     model = from_pretrained(tmp_path, {"": 0, "model.layers": "disk"}, dtype=torch.bfloat16)

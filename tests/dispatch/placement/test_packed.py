@@ -82,6 +82,7 @@ def test_outputs_are_near_the_exact_ones_and_the_plan_counts_what_lies_in_memory
     assert torch.equal(logits(undispatch(model)), expected)
 
 
+@pytest.mark.slow
 def test_stored_tensors_stay_parameters_and_are_saved_byte_for_byte(folder: Path, tmp_path: Path) -> None:
     model = from_pretrained(folder, HOST, **PACKED)
     logits(model)
@@ -127,12 +128,14 @@ def test_what_lies_on_disk_is_exact(whole: tuple[Path, Any]) -> None:
     assert torch.equal(logits(from_pretrained(whole[0], {"": "disk"}, **PACKED)), logits(whole[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 def test_what_is_streamed_is_exact(whole: tuple[Path, Any]) -> None:
     expected = logits(copy.deepcopy(whole[1]).to(at(0)))
     assert torch.equal(logits(from_pretrained(whole[0], MIXED, **PACKED)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 def test_beside_an_accelerator_what_the_host_computes_from_ram_is_packed(whole: tuple[Path, Any]) -> None:
     model = from_pretrained(whole[0], MIXED, offload="compute", **PACKED)

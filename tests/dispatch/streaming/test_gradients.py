@@ -113,6 +113,7 @@ def test_dropout_is_the_same_in_backward() -> None:
     assert_same(gradients(streamed), gradients(resident))
 
 
+@pytest.mark.slow
 def test_a_language_model_with_a_cache_learns_the_same() -> None:
     tokens = torch.arange(10).view(2, 5)
     resident = llama().to(at(0)).train()
@@ -136,8 +137,9 @@ def language_gradients(model: nn.Module, dtype: torch.dtype | None) -> dict[str,
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
-@pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, None])
+@pytest.mark.parametrize(
+    ("dtype", "checkpointed"), [(torch.bfloat16, False), (torch.float16, True), (None, True)], ids=str
+)
 def test_autocast_and_checkpointing_hold_in_the_second_computation(dtype: torch.dtype, checkpointed: bool) -> None:
     def build() -> nn.Module:
         model = llama().train()

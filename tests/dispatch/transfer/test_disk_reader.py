@@ -211,6 +211,7 @@ def test_a_wrong_expectation_costs_time_and_nothing_else(reader: DiskReader, tmp
     assert fetched(reader, blocks[1])[0].unique().tolist() == [7], "what was read ahead is out of date"
 
 
+@pytest.mark.slow
 def test_a_read_of_a_wrong_expectation_that_is_still_running_writes_over_no_later_one(
     tmp_path: Path, stats: StreamStats, monkeypatch: pytest.MonkeyPatch
 ) -> None:

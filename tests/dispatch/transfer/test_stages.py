@@ -90,6 +90,7 @@ def test_an_error_leaves_the_stages_to_others(pipeline: StagePipeline) -> None:
     assert found.tolist() == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_busy_seconds_are_those_of_stages_on_accelerators_of_a_set_speed() -> None:
     virtual.enable(2, flops=1e4)
     pipeline = StagePipeline(devices(), devices()[0])

@@ -180,6 +180,7 @@ def streamed(profile: Profile, storage: str = "cpu") -> Assignment:
     return Assignment(places, (0,) * len(blocks), 0, slots=2, slot_bytes=slot_bytes)
 
 
+@pytest.mark.slow
 def test_the_expert_cache_is_two_whole_layers_less_the_slots_without_experts() -> None:
     profile = profile_model(mixtral(), context_length=16)
     assignment = streamed(profile)

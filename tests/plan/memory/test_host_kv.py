@@ -15,6 +15,7 @@ from tests.plan.machines import llama_profile
 pytestmark = pytest.mark.usefixtures("accelerators")
 
 
+@pytest.mark.slow
 def test_what_differs_in_the_tokens_that_ram_holds_shares_traces_and_their_peaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

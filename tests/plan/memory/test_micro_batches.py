@@ -48,7 +48,7 @@ def test_there_is_one_more_than_there_are_accelerators() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "count", "late"), pairwise([1, 3, 4], [2, 4], [False, True]))
+@pytest.mark.parametrize(("size", "count", "late"), pairwise([1, 3], [2, 4], [False, True]))
 def test_peaks_stay_within_the_plan(size: int, count: int, late: bool) -> None:
     virtual.enable(count, strict=late, late_compute=late)
     made = planned(size, count)
@@ -86,6 +86,7 @@ def test_what_allocators_reserve_stays_within_the_plan(size: int) -> None:
         assert device.workspace >= (in_flight(ROWS, size, 2) + 1) * (4 << 20)
 
 
+@pytest.mark.slow
 def test_without_room_for_several_less_is_resident() -> None:
     roomy, tight = planned(4, 2), None
     need = max(device.activations + device.kv_cache for device in roomy.devices.values())

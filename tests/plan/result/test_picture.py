@@ -18,6 +18,7 @@ def plan(accelerators: None) -> Plan:
     return make_plan(tiny_llama(num_hidden_layers=12), {0: "1500kB", "cpu": "100MB"}, context_length=32)
 
 
+@pytest.mark.slow
 def test_the_bar_of_a_device_is_as_long_as_its_bytes(plan: Plan, tmp_path: Path) -> None:
     tree = ElementTree.parse(plan.plot(tmp_path / "plan.svg"))
     titles = [title.text or "" for title in tree.iter(f"{SVG}title")]

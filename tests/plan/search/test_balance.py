@@ -31,6 +31,7 @@ def slow_cuts(nbytes: list[int], shares: list[Share]) -> float | None:
     return min(found, default=None)
 
 
+@pytest.mark.slow
 @settings(max_examples=few(60))
 @given(data=st.data())
 def test_no_other_division_is_faster(data: st.DataObject) -> None:

@@ -74,6 +74,7 @@ def test_where_nothing_fits_the_error_is_that_of_whole_prompts() -> None:
 
 @pytest.mark.usefixtures("accelerators")
 class TestPlan:
+    @pytest.mark.slow
     def test_a_long_prompt_is_planned_in_chunks_where_it_does_not_fit(self) -> None:
         shapes = {"context_length": 1100, "new_tokens": 4, "padded": False, "prefill_chunk_size": "auto"}
         model = tiny_llama(max_position_embeddings=2048)

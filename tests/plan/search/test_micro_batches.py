@@ -49,6 +49,7 @@ def test_slow_launches_get_none() -> None:
     assert "micro-batches" not in made.explain()
 
 
+@pytest.mark.slow
 def test_a_number_is_obeyed_where_there_are_stages() -> None:
     assert planned(3).micro_batch_size == 3
     one = planned(3, accelerators=1)
@@ -57,6 +58,7 @@ def test_a_number_is_obeyed_where_there_are_stages() -> None:
     assert planned(None).micro_batch_size is None
 
 
+@pytest.mark.slow
 def test_what_fixes_the_rows_is_refused() -> None:
     with pytest.raises(PlanError, match="micro_batch_size needs the model itself"):
         plan(llama_profile(), {0: "1GB", "cpu": "1GB"}, micro_batch_size=2)

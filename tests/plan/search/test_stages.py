@@ -76,6 +76,7 @@ def test_a_slower_accelerator_has_fewer_layers() -> None:
     assert layers[0] > 2 * layers[1] > 0
 
 
+@pytest.mark.slow
 def test_for_throughput_a_model_that_fits_on_one_is_divided_over_all() -> None:
     of = llama_profile(batch_size=16, **DEEP)
     given = budgets(of, 2.0, 2.0)

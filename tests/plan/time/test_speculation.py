@@ -42,6 +42,7 @@ def test_a_streamed_dense_model_verifies_four_tokens_in_the_time_of_one() -> Non
     assert passes(made).count(1) == 4
 
 
+@pytest.mark.slow
 def test_a_streamed_mixture_fetches_the_experts_of_each_token() -> None:
     made = planned(mixture())
     assert made.prediction is not None
@@ -51,6 +52,7 @@ def test_a_streamed_mixture_fetches_the_experts_of_each_token() -> None:
     assert "speculation is off" in str(made)
 
 
+@pytest.mark.slow
 def test_a_batch_that_chooses_most_experts_anyway_gains() -> None:
     found = passes(planned(mixture(batch_size=16), share=2))
     assert found.count(1) == 0

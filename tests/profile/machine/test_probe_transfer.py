@@ -100,6 +100,7 @@ def test_as_many_threads_read_as_the_disk_is_worth_and_cores_allow(
     assert disk_speed(tmp_path, QUICK, cores=64)[0] == 8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 def test_the_link_to_another_accelerator_is_measured_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_disk, "_disturbance", lambda *_: 0.0)

@@ -72,6 +72,7 @@ def test_passed_layers_count_tokens_without_taking_memory() -> None:
     assert cache.get_seq_length() == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [(0, 2), (1, 3), (2, 4)])
 def test_a_stage_alone_is_profiled_as_the_stage_within_its_model(cut: tuple[int, int]) -> None:
     model, shape = llama(), {"context_length": 16, "new_tokens": 4}

@@ -61,6 +61,7 @@ def test_attention_runs_once_in_each_forward(monkeypatch: pytest.MonkeyPatch) ->
     assert spared >= forwards * (LAYERS - 1)
 
 
+@pytest.mark.slow
 def test_old_keys_are_freed_where_the_call_freed_them(monkeypatch: pytest.MonkeyPatch) -> None:
     _, (_, step) = recorded(monkeypatch)
     assert len(step.trace.initial) >= 2 * LAYERS

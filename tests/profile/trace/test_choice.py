@@ -41,6 +41,7 @@ def predicted_and_measured(**settings: Any) -> tuple[int, int]:
     ) - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -85,6 +86,7 @@ def test_beams_of_an_encoder_decoder_share_the_encoder() -> None:
     assert 0.95 * predicted <= max_memory_allocated(DEVICE) - before - held <= predicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"repetition_penalty": 1.1}, {"min_new_tokens": 5}])
 def test_what_keeps_a_few_tokens_of_its_own_is_predicted_but_for_one_number(settings: dict[str, Any]) -> None:
     predicted, measured = predicted_and_measured(do_sample=False, **settings)

@@ -11,7 +11,7 @@ from tests.zoo.tiny import tiny
 pytestmark = [pytest.mark.usefixtures("accelerators"), pytest.mark.slow]
 
 
-PLACEMENTS = ("RAM", "two accelerators", "auto")
+PLACEMENTS = ("two accelerators", "auto")
 
 
 @pytest.mark.parametrize("name", ["musicgen", "musicgen_melody"])

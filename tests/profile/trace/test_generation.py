@@ -29,41 +29,41 @@ DEVICE = "virtual:0"
 CPU = torch.device("cpu")
 
 
-def small(family: str) -> Any:
+def small(family: str, layers: int = 2) -> Any:
     """A model with real weights, small."""
-
     if family == "gpt2":
-        return t.GPT2LMHeadModel(t.GPT2Config(n_embd=64, n_layer=4, n_head=4, vocab_size=160, n_positions=128)).eval()
+        return t.GPT2LMHeadModel(
+            t.GPT2Config(n_embd=64, n_layer=layers, n_head=4, vocab_size=160, n_positions=128)
+        ).eval()
     sizes: dict[str, Any] = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": layers, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 160, "max_position_embeddings": 128,
     }  # fmt: skip
-    if family in ("mistral", "phi3"):  # their layers are alike
-        sizes["num_hidden_layers"] = 2
     if family == "electra":  # an encoder, with a head for the next token
         return t.ElectraForCausalLM(t.ElectraConfig(**sizes, embedding_size=64, eos_token_id=2)).eval()
     if family == "mixtral":
-        return t.MixtralForCausalLM(t.MixtralConfig(**{**sizes, "num_hidden_layers": 2}, num_local_experts=4)).eval()
+        return t.MixtralForCausalLM(t.MixtralConfig(**sizes, num_local_experts=4)).eval()
     if family == "opt":  # many words beside few layers: the scores of the next token are its largest tensors
         opt = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 459}
         return t.OPTForCausalLM(t.OPTConfig(**opt, word_embed_proj_dim=32)).eval()
-    windowed = {"sliding_window": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    windowed: dict[str, Any] = {"sliding_window": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    kinds = ["sliding_attention", "full_attention"]
     if family == "mistral":
         return t.MistralForCausalLM(t.MistralConfig(**sizes, **windowed)).eval()
     if family == "qwen2":
-        config = t.Qwen2Config(**sizes, **windowed, use_sliding_window=True, max_window_layers=2)
+        config = t.Qwen2Config(**sizes, **windowed, use_sliding_window=True, max_window_layers=1)
         return t.Qwen2ForCausalLM(config).eval()
     if family == "gemma2":
         return t.Gemma2ForCausalLM(t.Gemma2Config(**sizes, **windowed, head_dim=16)).eval()
     if family == "gemma3":
-        return t.Gemma3ForCausalLM(t.Gemma3TextConfig(**sizes, **windowed, head_dim=16)).eval()
+        return t.Gemma3ForCausalLM(t.Gemma3TextConfig(**sizes, **windowed, head_dim=16, layer_types=kinds)).eval()
     if family == "cohere2":
-        return t.Cohere2ForCausalLM(t.Cohere2Config(**sizes, **windowed)).eval()
+        return t.Cohere2ForCausalLM(t.Cohere2Config(**sizes, **windowed, layer_types=kinds)).eval()
     if family == "cpmant":  # its forwards read the whole text, and leave out what the cache holds
-        own = {"hidden_size": 64, "num_attention_heads": 4, "dim_head": 16, "dim_ff": 96, "num_hidden_layers": 4}
+        own = {"hidden_size": 64, "num_attention_heads": 4, "dim_head": 16, "dim_ff": 96, "num_hidden_layers": layers}
         return t.CpmAntForCausalLM(t.CpmAntConfig(**own, vocab_size=160, prompt_types=4, prompt_length=8)).eval()
     if family == "gpt_oss":
-        sizes |= {"num_hidden_layers": 2, "head_dim": 16}
+        sizes |= {"head_dim": 16}
         return t.GptOssForCausalLM(t.GptOssConfig(**sizes, **windowed, num_local_experts=4)).eval()
     if family == "phi3":
         return t.Phi3ForCausalLM(t.Phi3Config(**sizes, **windowed)).eval()
@@ -146,7 +146,7 @@ def planned(model: Any, share: float, **shapes: Any) -> Plan:
 def test_the_peak_of_a_streamed_model_is_predicted_to_the_byte(family: str) -> None:
     from bigmodel.dispatch import dispatch_model
 
-    model = small(family)
+    model = small(family, layers=4)
     plan = planned(model, 0.7, batch_size=2, context_length=64, new_tokens=1)
     assert len(plan.streamed) > 1
     dispatch_model(model, plan.device_map, main_device=plan.main_device)
@@ -158,7 +158,7 @@ def test_a_prompt_may_fill_the_context_if_new_tokens_are_not_given() -> None:
     """A plain forward of the whole context holds the plan: it has no mask and no positions of its own."""
     from bigmodel.dispatch import dispatch_model
 
-    model = small("llama")
+    model = small("llama", layers=4)
     plan = planned(model, 0.8, batch_size=1, context_length=128, padded=False)
     dispatch_model(model, plan.device_map, main_device=plan.main_device)
     gc.collect()
@@ -197,7 +197,7 @@ def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "apart"), slow_but([("gpt2", 2)], [("llama", 1), ("gpt2", 1), ("gpt2", 2), ("llama", 5)])
+    ("family", "apart"), slow_but([("gpt2", 2)], [("llama", 1), ("gpt2", 1), ("gpt2", 2), ("llama", 3)])
 )
 def test_peaks_of_two_accelerators_are_predicted_to_the_byte(family: str, apart: int) -> None:
     """GPT-2 adds positions to words, each of which may lie elsewhere; scores come back to where the inputs are."""
@@ -235,6 +235,7 @@ def test_a_resized_cache_is_that_of_forwards(
     assert resized == facts()
 
 
+@pytest.mark.slow
 def test_the_next_token_is_appended_before_the_output_is_freed() -> None:
     """Ids, position ids and, where it is kept, the mask of one more token are alive beside all logits."""
     profile = profile_model(small("gpt2"), context_length=20, new_tokens=4, all_logits=True)
@@ -318,7 +319,7 @@ def test_keeps_mask_does_not_change_the_random_state() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "chunk", "exact"),
-    [("llama", 16, True), ("llama", 23, True), ("llama", 40, True), ("gpt2", 16, True), ("gemma2", 16, False)],
+    [("llama", 16, True), ("llama", 23, True), ("gpt2", 16, True), ("gemma2", 16, False)],
 )
 def test_a_prompt_in_chunks_takes_what_its_last_full_one_does(family: str, chunk: int, exact: bool) -> None:
     """The cache of a sliding window keeps what each forward leaves, a little less than is planned."""
@@ -349,6 +350,7 @@ def test_a_prompt_of_a_model_without_a_cache_is_whole() -> None:
     assert found.prefill_chunk_size is None
 
 
+@pytest.mark.slow
 def test_a_prompt_no_longer_than_a_chunk_is_whole() -> None:
     budgets = {"cpu": "100MB"}
     found = make_plan(small("llama"), budgets, context_length=70, new_tokens=6, prefill_chunk_size=64)

@@ -11,7 +11,7 @@ from bigmodel.profile.trace.recordings import sharing_recordings
 
 from ..models import tiny_llama
 
-DEPTHS = (5, 9, 7)
+DEPTHS = (5, 7)
 
 
 def profiles(dtype: str | None = None, **config: Any) -> list[Profile]:

@@ -67,6 +67,7 @@ CLASSIFIERS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CLASSIFIERS)
 def test_classifiers_that_look_for_the_end_of_a_text_are_given_one(family: str) -> None:
     kind, config = CLASSIFIERS[family]

@@ -123,6 +123,7 @@ def test_a_truncated_file_is_refused(content: tuple[Path, bytes], length: int) -
         read_gguf_header(path)
 
 
+@pytest.mark.slow
 @given(place=st.integers(0, 10**6), octet=st.integers(0, 255))
 @settings(max_examples=200)
 def test_any_other_byte_gives_a_header_or_a_refusal(content: tuple[Path, bytes], place: int, octet: int) -> None:
