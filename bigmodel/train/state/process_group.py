@@ -68,11 +68,11 @@ def leave_at_exit() -> None:
 
 
 @cache
-def end_after_errors(seconds: float = 10.0) -> None:
+def end_after_errors(seconds: float = 60.0) -> None:
     """From now on, end this process `seconds` after an error that nothing caught, if threads or children still keep it.
 
-    Its connections are closed with it, which its peers then notice, as a launcher notices its exit code. A process that
-    has left the group is not ended, nor is an interactive one.
+    Its connections are closed with it, which its peers then notice, as a launcher notices its exit code. One that runs
+    exit functions is not ended: they may save what there is. Nor is one that has left the group, nor an interactive one.
     """
     before, process = sys.excepthook, os.getpid()
 
@@ -90,9 +90,11 @@ def _end_if_left(seconds: float) -> None:
     first, own = threading.main_thread(), threading.current_thread()
     left = [each.name for each in threading.enumerate() if not each.daemon and each not in (first, own)]
     left += [child.name for child in multiprocessing.active_children() if not child.daemon]
-    kept = f", kept by {', '.join(left)}" if left else ""
+    if not left:
+        return
     print(
-        f"bigmodel: this process raised {seconds:g} s ago and has not ended{kept}: it is ended, as others wait for it",
+        f"bigmodel: this process raised {seconds:g} s ago and has not ended, kept by {', '.join(left)}: it is ended, as "
+        "others wait for it",
         file=sys.stderr,
         flush=True,
     )

@@ -77,16 +77,22 @@ import torch.distributed as dist
 from bigmodel.train.state.process_group import end_after_errors
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 end_after_errors(0.05)
-threading.Thread(target=threading.Event().wait, name="uploads").start()
+{}
 raise ValueError("the script's own error")
 """
 
 
 def test_a_process_that_raised_and_does_not_end_is_ended() -> None:
-    ended = run(["-c", RAISED_AND_KEPT], timeout=60)
+    kept = 'threading.Thread(target=threading.Event().wait, name="uploads").start()'
+    ended = run(["-c", RAISED_AND_KEPT.format(kept)], timeout=60)
     assert ended.returncode == 1
     assert "the script's own error" in ended.stderr
     assert "has not ended, kept by uploads: it is ended" in ended.stderr
+
+
+def test_a_process_that_raised_may_finish_what_it_does_at_exit() -> None:
+    saves = "import atexit, time; atexit.register(lambda: (time.sleep(0.2), print('saved')))"
+    assert run(["-c", RAISED_AND_KEPT.format(saves)], timeout=60).stdout == "saved\n"
 
 
 MEET_AFTER_A_FAILURE = """
