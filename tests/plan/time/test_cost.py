@@ -260,8 +260,8 @@ def test_a_pass_that_is_not_simulated_takes_no_less_than_the_bound(
     taken = seconds_of_pass(visits, slots)
     below = share * taken
     found = seconds_of_pass(visits, slots, below)
-    if found != taken:
-        assert below <= found < taken
+    if found != pytest.approx(taken):
+        assert below * (1 - 1e-12) <= found < taken  # both are sums, in another order
 
 
 @pytest.mark.parametrize("slots", [0, 1, 2])
