@@ -91,12 +91,17 @@ def _end_if_left(seconds: float) -> None:
     left = [each.name for each in threading.enumerate() if not each.daemon and each not in (first, own)]
     left += [child.name for child in multiprocessing.active_children() if not child.daemon]
     kept = f", kept by {', '.join(left)}" if left else ""
-    print(
-        f"bigmodel: this process raised {seconds:g} s ago and has not ended{kept}: it is ended, as others wait for it",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
+    try:
+        print(
+            f"bigmodel: this process raised {seconds:g} s ago and has not ended{kept}: it is ended, as others wait",
+            file=sys.stderr,
+            flush=True,
+        )
+        for child in multiprocessing.active_children():
+            child.terminate()  # nobody else would end it
+        sys.stdout.flush()
+    finally:
+        os._exit(1)
 
 
 def finish_at_exit() -> None:

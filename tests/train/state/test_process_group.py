@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -72,12 +74,15 @@ def test_a_device_that_processes_cannot_share_is_named() -> None:
 
 
 RAISED_AND_KEPT = """
-import sys, threading
+import multiprocessing, sys, threading, time
 import torch.distributed as dist
 from bigmodel.train.state.process_group import end_after_errors
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 end_after_errors(0.05)
 threading.Thread(target=threading.Event().wait, name="uploads").start()
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), name="reader")
+child.start()
+print(child.pid)
 raise ValueError("the script's own error")
 """
 
@@ -86,7 +91,9 @@ def test_a_process_that_raised_and_does_not_end_is_ended() -> None:
     ended = run(["-c", RAISED_AND_KEPT], timeout=60)
     assert ended.returncode == 1
     assert "the script's own error" in ended.stderr
-    assert "has not ended, kept by uploads: it is ended" in ended.stderr
+    assert "has not ended, kept by uploads, reader: it is ended" in ended.stderr
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(ended.stdout)).wait(60)
 
 
 MEET_AFTER_A_FAILURE = """
