@@ -92,13 +92,18 @@ def _end_if_left(seconds: float) -> None:
     left += [child.name for child in multiprocessing.active_children() if not child.daemon]
     if not left:
         return
-    print(
-        f"bigmodel: this process raised {seconds:g} s ago and has not ended, kept by {', '.join(left)}: it is ended, as "
-        "others wait for it",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
+    try:
+        print(
+            f"bigmodel: this process raised {seconds:g} s ago and has not ended, kept by {', '.join(left)}: it is ended, "
+            "as others wait for it",
+            file=sys.stderr,
+            flush=True,
+        )
+        for child in multiprocessing.active_children():
+            child.terminate()  # nobody else would end it
+        sys.stdout.flush()
+    finally:
+        os._exit(1)
 
 
 def finish_at_exit() -> None:

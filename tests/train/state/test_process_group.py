@@ -72,7 +72,7 @@ def test_a_device_that_processes_cannot_share_is_named() -> None:
 
 
 RAISED_AND_KEPT = """
-import sys, threading
+import multiprocessing, sys, threading, time
 import torch.distributed as dist
 from bigmodel.train.state.process_group import end_after_errors
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -81,13 +81,21 @@ end_after_errors(0.05)
 raise ValueError("the script's own error")
 """
 
+KEPT = """
+threading.Thread(target=threading.Event().wait, name="uploads").start()
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), name="reader")
+child.start()
+print("its output")
+"""
+
 
 def test_a_process_that_raised_and_does_not_end_is_ended() -> None:
-    kept = 'threading.Thread(target=threading.Event().wait, name="uploads").start()'
-    ended = run(["-c", RAISED_AND_KEPT.format(kept)], timeout=60)
-    assert ended.returncode == 1
+    ended = run(
+        ["-c", RAISED_AND_KEPT.format(KEPT)], timeout=30
+    )  # it returns once the child has closed the output, too
+    assert (ended.returncode, ended.stdout) == (1, "its output\n")
     assert "the script's own error" in ended.stderr
-    assert "has not ended, kept by uploads: it is ended" in ended.stderr
+    assert "has not ended, kept by uploads, reader: it is ended" in ended.stderr
 
 
 def test_a_process_that_raised_may_finish_what_it_does_at_exit() -> None:
