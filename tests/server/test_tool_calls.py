@@ -295,9 +295,7 @@ def family() -> Iterator[Callable[[str], openai.OpenAI]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_model_that_reasons_does_so_before_a_required_call(
-    name: str, family: Callable[[str], openai.OpenAI]
-) -> None:
+def test_a_model_that_reasons_does_so_before_a_required_call(name: str, family: Callable[[str], openai.OpenAI]) -> None:
     client = family(name)
     for choice in ("required", NAMED):
         asked: Any = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
