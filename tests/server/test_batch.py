@@ -107,6 +107,7 @@ def test_each_prompt_is_yielded_when_it_ends_and_errors_in_their_place() -> None
         assert outcomes[number] == alone[0]
 
 
+@pytest.mark.slow
 def test_prompts_are_taken_as_there_is_room_for_them() -> None:
     taken: list[int] = []
 

@@ -159,6 +159,7 @@ def test_while_texts_are_computed_they_are_in_memory_once() -> None:
     assert max(held) < 1.5 * len(body)
 
 
+@pytest.mark.slow
 def test_streams_go_on_beside_embeddings(url: str) -> None:
     """A text that is generated has the same tokens when vectors are computed in the same steps."""
     asked = {"model": MODEL, "prompt": "the cat", "max_tokens": 40, "temperature": 0, "ignore_eos": True}

@@ -86,6 +86,7 @@ def expected(prompt: str, *seeds: int) -> tuple[str, int]:
     return processor().tokenizer.decode(tokens, skip_special_tokens=True), inputs["input_ids"].shape[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["png", "webp"])
 def test_an_image_is_answered_as_by_transformers(sees: str, kind: str) -> None:
     answer = chat(sees, [text("see "), part(data_url(picture(1), kind)), text(" it")]).json()

@@ -165,6 +165,7 @@ def test_a_conversation_with_calls_and_results_goes_on(hermes: openai.OpenAI) ->
         assert shown(answer) == WHOLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
 def test_a_call_can_be_required(client: openai.OpenAI, choice: Any) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")

@@ -174,6 +174,7 @@ def test_the_plan_is_that_of_a_model_beside_the_shares_of_all(url: str) -> None:
     assert other["budgets"] == [{"device": "cpu", "bytes": 1 << 30}]
 
 
+@pytest.mark.slow
 def test_a_decoder_and_an_encoder_share_a_server_though_their_contexts_differ(
     folders: dict[str, str], tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ def test_tokens_are_those_of_pefts_model(folders: dict[str, Path]) -> None:
     assert expected(folders, "legal") != expected(folders, "", PROMPTS["legal"]), "the adapter changes nothing"
 
 
+@pytest.mark.slow
 def test_a_batch_of_several_adapters_gives_the_tokens_of_each_alone(folders: dict[str, Path]) -> None:
     with serving(folders) as engine:
         alone = {name: answer(engine, name) for name in PROMPTS}
@@ -109,6 +110,7 @@ def test_prompts_are_cached_for_each_adapter_apart(folders: dict[str, Path]) -> 
     assert first == [expected(folders, name, prompt) for name in ("", "legal", "terse")]
 
 
+@pytest.mark.slow
 def test_sequences_that_are_computed_one_by_one_have_adapters_too(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def run_alone(made: Engine, asked: list[list[int]], tokens: int) -> list[Any]:
     return results
 
 
+@pytest.mark.slow
 def test_tokens_are_equal_to_those_of_plain_generation(engine: Engine) -> None:
     model, tokenizer = tiny_model(), tiny_tokenizer()
     asked = prompts(10, 40)
@@ -214,6 +215,7 @@ def test_prompt_logprobs_are_those_of_a_whole_forward(engine: Engine) -> None:
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_forward_serves_the_whole_batch() -> None:
     model = tiny_model()
     calls = []

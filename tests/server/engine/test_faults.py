@@ -203,6 +203,7 @@ def test_a_grammar_that_raises_fails_its_sequence_and_no_other(method: str, alon
     assert held(core) == 0
 
 
+@pytest.mark.slow
 def test_likeliest_tokens_that_cannot_be_chosen_together_are_chosen_alone(
     alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +241,7 @@ def test_an_end_that_cannot_be_sent_is_a_failure(monkeypatch: pytest.MonkeyPatch
 # --- draft models -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_draft_model_that_fails_at_one_sequence_drafts_for_the_others(
     alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +255,7 @@ def test_a_draft_model_that_fails_at_one_sequence_drafts_for_the_others(
     assert held(core) == 0
 
 
+@pytest.mark.slow
 def test_a_draft_model_that_fails_within_a_forward_forgets_what_it_had_not_computed(
     alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

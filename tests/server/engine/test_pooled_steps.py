@@ -45,6 +45,7 @@ def check(found: torch.Tensor, own: torch.Tensor) -> None:
     torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["last", "mean", "cls", "max"])
 def test_vectors_and_texts_share_steps(kind: PoolingKind) -> None:
     shared = core()

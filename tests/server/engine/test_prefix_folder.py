@@ -152,6 +152,7 @@ def test_blocks_of_another_model_tokenizer_or_place_are_not_used(
     assert cached == 0
 
 
+@pytest.mark.slow
 def test_texts_that_grow_do_not_wait_for_a_long_prompt_to_be_read(checkpoint: Path, tmp_path: Path) -> None:
     loaded = placed(checkpoint)
     answer(first := started(loaded, tmp_path))

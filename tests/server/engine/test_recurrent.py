@@ -211,6 +211,7 @@ def test_a_prompt_goes_on_from_the_last_block_of_an_earlier_one(make: Callable[[
         each.stop()
 
 
+@pytest.mark.slow
 @goes_on
 def test_where_prompts_part_the_third_one_goes_on_from_what_the_second_one_kept() -> None:
     model = built(mamba2)
@@ -226,6 +227,7 @@ def test_where_prompts_part_the_third_one_goes_on_from_what_the_second_one_kept(
         each.stop()
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_ends_one_sequence_and_the_others_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(bamba)
     engine = tiny_engine(model)

@@ -261,6 +261,7 @@ def test_every_answer_has_the_id_of_its_request(path: str) -> None:
         assert all(re.fullmatch("req_[0-9a-f]{32}", one) for one in ids)
 
 
+@pytest.mark.slow
 def test_two_requests_with_one_id_are_both_answered() -> None:
     body = {"model": "tiny", "prompt": ["the cat", "the mat"], "max_tokens": 40, "ignore_eos": True}
     with (

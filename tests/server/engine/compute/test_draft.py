@@ -45,6 +45,7 @@ def test_the_bits_are_those_without_a_draft_model(draft_seed: int) -> None:
     engine.stop()
 
 
+@pytest.mark.slow
 def test_a_model_that_drafts_for_itself_saves_steps() -> None:
     engine = engine_with(tiny_model(0))
     steps = engine.core.steps

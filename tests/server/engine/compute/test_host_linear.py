@@ -106,6 +106,7 @@ def test_products_with_gradients_use_pytorch() -> None:
     assert layer.weight.grad is not None
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.skipif(
     choose_host_linear("auto") != "onednn" and Version(torch.__version__) < Version("2.13"),

@@ -40,6 +40,7 @@ def answers(engine: Engine, asked: list[list[int]]) -> list[Any]:
     return [flat(collector) for collector in collectors]
 
 
+@pytest.mark.slow
 def test_nothing_is_proposed_where_that_is_never_faster(caplog: pytest.LogCaptureFixture) -> None:
     engine = engine_with(NEVER)
     assert engine.core.drafter is None
@@ -55,6 +56,7 @@ def test_it_can_be_forced() -> None:
     assert engine.core.counts.drafted > 0
 
 
+@pytest.mark.slow
 def test_a_step_proposes_what_is_fastest_for_its_sequences() -> None:
     asked = prompts(5)
     alone = engine_with(IN_BATCHES)

@@ -82,6 +82,7 @@ def answered(engine: Engine, **params: Any) -> list[list[int]]:
     return [each.tokens() for each in asked]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuts", [(1,), (1, 3)])
 def test_a_batch_over_stages_has_the_tokens_of_one_process(cuts: tuple[int, ...]) -> None:
     model = tiny_model(layers=4)

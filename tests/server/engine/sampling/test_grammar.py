@@ -114,6 +114,7 @@ def test_schemas_that_no_answer_fits_are_refused_before_a_step() -> None:
         compiler().compile(json_text({"$ref": "#"}))
 
 
+@pytest.mark.slow
 def test_the_cache_of_compiled_schemas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = compiler()
     monkeypatch.setattr(made, "_kept", Kept(20_000, 20_000, grammar_size))
