@@ -182,22 +182,21 @@ def test_a_call_can_be_required(url: str, choice: Any, stream: bool) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         given = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "max_tokens": 300}
-        for seed in range(1):
-            more: Any = {**given, "seed": seed, "parallel_tool_calls": False}
-            if stream:
-                with client.chat.completions.stream(**more) as streaming:
-                    answer: Any = streaming.get_final_completion()
-            else:
-                answer = client.chat.completions.create(**more)
-            ((name, arguments),) = calls_of(answer.choices[0].message)
-            assert answer.choices[0].finish_reason == "tool_calls"
-            if choice == NAMED:
-                assert name == "get_weather"
-            if name == "get_weather":
-                assert arguments["city"] in ("Paris", "Rome")
-                assert 0 <= arguments["days"] <= 9
-            else:
-                assert (name, arguments) == ("get_time", {})
+        more: Any = {**given, "seed": 0, "parallel_tool_calls": False}
+        if stream:
+            with client.chat.completions.stream(**more) as streaming:
+                answer: Any = streaming.get_final_completion()
+        else:
+            answer = client.chat.completions.create(**more)
+        ((name, arguments),) = calls_of(answer.choices[0].message)
+        assert answer.choices[0].finish_reason == "tool_calls"
+        if choice == NAMED:
+            assert name == "get_weather"
+        if name == "get_weather":
+            assert arguments["city"] in ("Paris", "Rome")
+            assert 0 <= arguments["days"] <= 9
+        else:
+            assert (name, arguments) == ("get_time", {})
 
 
 @pytest.mark.parametrize(

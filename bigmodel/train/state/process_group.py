@@ -72,7 +72,7 @@ def end_after_errors(seconds: float = 60.0) -> None:
     """From now on, end this process `seconds` after an error that nothing caught, if threads or children still keep it.
 
     Its connections are closed with it, which its peers then notice, as a launcher notices its exit code. One that runs
-    exit functions is not ended: they may save what there is. Nor is one that has left the group, nor an interactive one.
+    exit functions is not ended: they may save what there is. Nor is one that has left the group, or an interactive one.
     """
     before, process = sys.excepthook, os.getpid()
 
@@ -94,8 +94,8 @@ def _end_if_left(seconds: float) -> None:
         return
     try:
         print(
-            f"bigmodel: this process raised {seconds:g} s ago and has not ended, kept by {', '.join(left)}: it is ended, "
-            "as others wait for it",
+            f"bigmodel: this process raised {seconds:g} s ago and has not ended, kept by {', '.join(left)}: it is "
+            "ended, as others wait for it",
             file=sys.stderr,
             flush=True,
         )
