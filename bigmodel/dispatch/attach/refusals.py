@@ -90,8 +90,8 @@ class RefuseConversion(NotCopied):
             return module
         raise DispatchError(
             "a dispatched model cannot be moved or cast: parts of it live on several devices or are streamed. "
-            "For another dtype give dtype= to from_pretrained or load_checkpoint_and_dispatch, or cast the model before "
-            "dispatch_model; for another place, dispatch it again with another device_map; for a plain model, "
+            "For another dtype give dtype= to from_pretrained or load_checkpoint_and_dispatch, or cast the model "
+            "before dispatch_model; for another place, dispatch it again with another device_map; for a plain model, "
             "undispatch(model)"
         )
 
