@@ -129,7 +129,7 @@ def _header(tensors: list[Outgoing], metadata: dict[str, str] | None, alignment:
 
 
 def _write(file: IO[bytes], tensor: Outgoing) -> None:
-    value = tensor.read().detach()
+    value = tensor.read().detach().resolve_conj().resolve_neg()  # files hold bytes, without such bits
     if value.is_meta:
         raise CheckpointError(f"{tensor.name} has no value (it is on meta); load or initialise the model first")
     if not value.numel() or _copied_between_files(file, value):

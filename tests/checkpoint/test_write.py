@@ -38,6 +38,14 @@ def test_views_are_written_as_what_they_show(tmp_path: Path) -> None:
     assert_same(load_file(tmp_path / "t.safetensors"), {name: t.detach() for name, t in tensors.items()})
 
 
+def test_conjugate_and_negative_views_are_written_as_what_they_show(tmp_path: Path) -> None:
+    shown = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    write_safetensors(tmp_path / "views.safetensors", [Outgoing.of("a", shown), Outgoing.of("b", shown.imag)])
+    found = load_file(tmp_path / "views.safetensors")
+    assert found["a"].tolist() == [1 - 2j, 3 + 4j]
+    assert found["b"].tolist() == [-2, 4]
+
+
 def test_four_bit_floats_are_written_as_the_reference_writer_does(tmp_path: Path) -> None:
     packed = torch.arange(8, dtype=torch.uint8).reshape(2, 4).view(torch.float4_e2m1fn_x2)
     write_safetensors(tmp_path / "t.safetensors", [Outgoing.of("w", packed)])

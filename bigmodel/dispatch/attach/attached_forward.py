@@ -38,6 +38,7 @@ from ..mapped.readahead import ReadAhead
 from ..streaming.gradients import Compute, run_with_gradients
 from ..streaming.streamer import Streamer, is_transformed
 from ..streaming.transform_budgets import TransformBudgets
+from ..streaming.unplanned_calls import Kind, UnplannedCalls
 from ..transfer.stages import running_step
 from ..weights.block import Block
 from .host_or_device import HostOrDevice
@@ -103,7 +104,9 @@ class AttachedForward(NotCopied):
         self.stage: int | None = None
         """The number of the stage that the module is in, where parts are resident on several accelerators."""
         self.transform_budgets: TransformBudgets | None = None
-        """Of a call of the whole model: holds it to the budgets of devices where it is transformed."""
+        """Of a call of the whole model: holds it to the budgets of devices where it is transformed or unplanned."""
+        self.unplanned: UnplannedCalls | None = None
+        """Of a call of the whole model: tells whether it is beyond the plan."""
 
     def attach(self) -> None:
         """Replace the module's forward."""
@@ -194,6 +197,8 @@ class AttachedForward(NotCopied):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run: Compute = self.compute or self.plain
+        if self.unplanned is not None and (size := self.unplanned.size_of(args, kwargs)) is not None:
+            run = functools.partial(self._run_unplanned, run, size)
         if torch.is_grad_enabled() or is_transformed():
             for streamer, block in self.blocks:
                 run = functools.partial(run_with_gradients, streamer, block, self.module, run)
@@ -206,6 +211,16 @@ class AttachedForward(NotCopied):
         for streamer, block in self.blocks:
             run = functools.partial(streamer.run, block, run)
         return run(args, kwargs)
+
+    def _run_unplanned(
+        self, run: Compute, size: tuple[Kind, int], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a call that is beyond the plan, within the budgets."""
+        assert self.transform_budgets is not None
+        assert self.unplanned is not None
+        output = self.transform_budgets.run(run, args, kwargs, is_unplanned=True)
+        self.unplanned.fits(size)
+        return output
 
     @property
     def module(self) -> nn.Module:

@@ -29,6 +29,7 @@ from ..placement.resolve import ResolvedMap
 from ..streaming.host_kv import KVFetchers
 from ..streaming.streamer import Streamer
 from ..streaming.transform_budgets import TransformBudgets
+from ..streaming.unplanned_calls import of_plan
 from ..transfer.stages import StagePipeline
 from ..weights.autograd_functions import CopiesForFunctions
 from ..weights.block import Registry
@@ -191,7 +192,7 @@ class Dispatched(NotCopied):
                     block.is_plain = True
 
     def _limit_transforms(self, model: nn.Module) -> None:
-        """Hold transformed calls of the model to the budgets of its plan."""
+        """Hold transformed calls of the model, and those beyond its plan, to the budgets of the plan."""
         if not self.streamers:
             return
         budgets = TransformBudgets(self.plan)
@@ -200,6 +201,8 @@ class Dispatched(NotCopied):
         for start in (*self.attachments.values(), *self.outside):
             if start.module is model:
                 start.transform_budgets = budgets
+                if start.method == "forward":
+                    start.unplanned = of_plan(self.plan, model.forward)
 
     def _find_additions(self, model: nn.Module) -> None:
         """Have calls of the model look for tensors that were added to it."""
@@ -216,7 +219,7 @@ class Dispatched(NotCopied):
             self.forget = self.options.observer(model)
 
     def guard(self, model: nn.Module) -> None:
-        """Refuse to move, cast or trace `model` or any part of it, but for parts that are cast in their own forward; have
+        """Refuse to move, cast or trace `model` or any part of it, but for parts cast in their own forward; have
         weights that are loaded stay on their devices, and parts copied as plain modules."""
 
         def computing_on(module: nn.Module) -> torch.device | None:

@@ -89,9 +89,9 @@ class RefuseConversion(NotCopied):
         if device is not None and recurse and cast_in_forward(module, convert, device, self._streamed):
             return module
         raise DispatchError(
-            "a dispatched model cannot be moved or cast: parts of it live on several devices or are streamed. For another "
-            "dtype give dtype= to from_pretrained or load_checkpoint_and_dispatch, or cast the model before "
-            "dispatch_model; for another place, dispatch it again with another device_map; for a plain model, "
+            "a dispatched model cannot be moved or cast: parts of it live on several devices or are streamed. "
+            "For another dtype give dtype= to from_pretrained or load_checkpoint_and_dispatch, or cast the model "
+            "before dispatch_model; for another place, dispatch it again with another device_map; for a plain model, "
             "undispatch(model)"
         )
 

@@ -202,7 +202,7 @@ class BlockSlot(Slot[Block]):
             found: torch.Tensor = self.copied_out(tensor) if host is None else host
             return found
 
-        own = {id(weights) for tensor in block.tensors for weights, _ in tensor.second_places}
+        own = {id(place.weights) for tensor in block.tensors for place in tensor.second_places}
         block.keeps_views = replace_kept((*args, *block.modules()), replaced, own, most) or bool(block.keeps_views)
 
     def _uses(self) -> int:

@@ -1,7 +1,8 @@
-"""Budgets of devices under transforms of ``torch.func`` and forward-mode differentiation.
+"""Budgets of devices in calls that no plan counts: transforms of ``torch.func``, forward-mode differentiation, and
+calls of a language model beyond its plan (`unplanned_calls`).
 
-No plan counts what these take: `torch.vmap` computes as many inputs at once as it is given, `jvp` a tangent beside each
-tensor, and `grad` keeps the copy of each streamed weight until its backward. A call of the model under one of them is
+No plan counts what transforms take: `torch.vmap` computes as many inputs at once as it is given, `jvp` a tangent
+beside each tensor, and `grad` keeps the copy of each streamed weight until its backward. Such a call of the model is
 measured instead. Before its inputs are moved, before each operation and before each streamed block, the memory that the
 call has taken and is about to take is compared with the budgets: the call ends in a `BudgetError` before it passes one.
 What an operation returns is known from the same operation on meta; what a kernel takes while it runs is not.
@@ -40,7 +41,7 @@ Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 class TransformBudgets:
-    """Measures the calls of one dispatched model that are transformed.
+    """Measures the calls of one dispatched model that are transformed, or beyond its plan.
 
     Args:
         plan: The plan of the model.
@@ -56,8 +57,8 @@ class TransformBudgets:
         ]
         self._running = _RunningCall()
 
-    def run(self, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what a transformed call of the model computes.
+    def run(self, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], is_unplanned: bool = False) -> Any:
+        """Return what a transformed call of the model computes, or one beyond its plan.
 
         Raises:
             BudgetError: A device has passed its budget, or would.
@@ -66,6 +67,7 @@ class TransformBudgets:
             return compute(args, kwargs)
         given = _storages(args, kwargs)
         self._running.meters = [_Meter.begin(device, given) for device in self._devices]
+        self._running.is_unplanned = is_unplanned
         try:
             with _CheckedOperations(self):
                 output = compute(args, kwargs)
@@ -105,10 +107,16 @@ class TransformBudgets:
     def _refuse(self, meter: _Meter, taken: int, when: str) -> None:
         budget = meter.plan.budget
         if budget is not None and taken > budget:
+            passes = f"passes the budget of device {meter.plan.device!r} by {format_size(taken - budget)} {when}"
+            if self._running.is_unplanned:
+                raise BudgetError(
+                    f"a call of {self._model} with more tokens than planned, the scores of all of them or a loss "
+                    f"{passes}: give that device a larger budget in max_memory, or give smaller inputs; "
+                    "logits_to_keep=1 asks for the scores of the last token alone"
+                )
             raise BudgetError(
-                f"a call of {self._model} under a transform of torch.func or forward-mode differentiation passes "
-                f"the budget of device {meter.plan.device!r} by {format_size(taken - budget)} {when}: no plan "
-                "counts what these take, and each operation of streamed modules copies its weights. Give that "
+                f"a call of {self._model} under a transform of torch.func or forward-mode differentiation {passes}: "
+                "no plan counts what these take, and each operation of streamed modules copies its weights. Give that "
                 "device a larger budget in max_memory, give smaller inputs (vmap: chunk_size), or plan with "
                 "sample_inputs as large as all that is computed at once"
             )
@@ -169,9 +177,15 @@ def _returned_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 class _RunningCall(threading.local):
-    """The measured call of the calling thread; None: there is none."""
+    """The measured call of the calling thread.
+
+    Attributes:
+        meters: What measures it; None: there is none.
+        is_unplanned: Whether it is beyond the plan, and not transformed.
+    """
 
     meters: list[_Meter] | None = None
+    is_unplanned = False
 
 
 @dataclass

@@ -22,7 +22,7 @@ from ...devices.forks import new_rlock
 from ...devices.nested import storage_of
 from ...devices.pinned import empty_weights, is_pinned
 from ...errors import DispatchError
-from .layout import Layout
+from .layout import Layout, strides_when_moved
 from .outside_use import EXPOSURES, host_value, is_given_out, is_marked, mark_offloaded
 from .parameters import SecondPlace, is_cast_in_forward, like, was_written_since_cast
 
@@ -61,8 +61,8 @@ class HostTensor:
         """Make every owner refer to `tensor`."""
         for registry, name in self.owners:
             registry[name] = tensor
-        for weights, place in self.second_places:
-            weights[place] = tensor
+        for place in self.second_places:
+            place.show(tensor)
 
 
 class Block:
@@ -76,7 +76,9 @@ class Block:
     def __init__(self, name: str, tensors: list[HostTensor]) -> None:
         self.name = name
         self.tensors = tensors
-        self.layout = Layout.of((t.device_dtype, t.value.shape) for t in tensors)
+        with DisableTorchFunctionSubclass():
+            strides = [strides_when_moved(t.value) for t in tensors]
+        self.layout = Layout.of(((t.device_dtype, t.value.shape) for t in tensors), strides)
         self.has_state = any(t.is_buffer for t in tensors)
         self.casts = any(t.device_dtype != t.value.dtype for t in tensors)
         self.nbytes = sum(t.value.nbytes for t in tensors)
@@ -271,8 +273,8 @@ class Block:
             for registry, name in tensor.owners:  # as `HostTensor.show`; this is hot
                 registry[name] = shown
             if tensor.second_places:
-                for weights, place in tensor.second_places:
-                    weights[place] = shown
+                for place in tensor.second_places:
+                    place.show(shown)
 
     def keep_state(self, views: list[torch.Tensor], written: bool) -> bool:
         """Copy buffers, and parameters that a forward has written or replaced, to the host.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from types import CellType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -109,15 +109,35 @@ def moved_in_place(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor if take_over(tensor, moved) else moved
 
 
-SecondPlace = tuple[list[Any], int]
-"""A list of weights and an index in it."""
+class SecondPlace(NamedTuple):
+    """A further reference of a recurrent layer to a weight, in a list that its forward may replace by another.
+
+    Attributes:
+        module: The layer, referenced weakly to avoid a cycle.
+        place: The index in its list.
+    """
+
+    module: weakref.ref[nn.RNNBase]
+    place: int
+
+    @property
+    def weights(self) -> list[Any]:
+        """The list that the layer computes with now."""
+        module = self.module()
+        assert module is not None, "the module is gone"
+        found: list[Any] = module._flat_weights
+        return found
+
+    def show(self, tensor: torch.Tensor) -> None:
+        """Make the layer refer to `tensor`."""
+        self.weights[self.place] = tensor
 
 
 def second_places(module: nn.Module, key: str) -> list[SecondPlace]:
     """Return further references of `module` to its parameter `key`."""
     if not isinstance(module, nn.RNNBase) or key not in module._flat_weights_names:
         return []
-    return [(module._flat_weights, module._flat_weights_names.index(key))]
+    return [SecondPlace(weakref.ref(module), module._flat_weights_names.index(key))]
 
 
 def forget_second_places(model: nn.Module) -> None:

@@ -10,7 +10,6 @@ from torch import nn
 from ...arguments import check_choice, check_flags, optional_whole_number, whole_number
 from ...errors import PlanError
 
-
 MOST_TOKENS = 2**25
 """Tokens of all sequences together, at most: a dry run has their ids, masks and positions as real tensors, which take
 up to 300 bytes a token."""
@@ -49,11 +48,11 @@ class Workload:
             raise PlanError(
                 f"new_tokens is {self.new_tokens}; it is part of context_length, which is {self.context_length}"
             )
-        if self.batch_size * self.context_length > MOST_TOKENS:
+        tokens = self.batch_size * self.context_length
+        if tokens > MOST_TOKENS:
             raise PlanError(
-                f"batch_size {self.batch_size} and context_length {self.context_length} are "
-                f"{self.batch_size * self.context_length} tokens at once; inference is planned for at most {MOST_TOKENS}: "
-                "give a smaller batch or context"
+                f"batch_size {self.batch_size} and context_length {self.context_length} are {tokens} tokens at once; "
+                f"inference is planned for at most {MOST_TOKENS}: give a smaller batch or context"
             )
         check_choice("cache", self.cache, ("dynamic", "static", None))
         optional_whole_number("prefill_chunk_size", self.prefill_chunk_size, least=1)

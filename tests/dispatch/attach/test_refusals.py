@@ -29,7 +29,7 @@ def test_only_conversions_that_change_nothing_are_accepted() -> None:
     module = nn.Linear(2, 2)
     module.__dict__["_apply"] = RefuseConversion(module, {CPU})
     assert module.to("cpu") is module
-    with pytest.raises(DispatchError, match="cannot be moved or cast.*dtype= to from_pretrained"):
+    with pytest.raises(DispatchError, match=r"cannot be moved or cast.*dtype= to from_pretrained"):
         module.half()
 
 

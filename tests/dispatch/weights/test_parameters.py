@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch import cpu_offload_with_hook, dispatch_model, undispatch
 from bigmodel.dispatch.weights.parameters import like, moved_like, refresh_second_places, second_places, take_over
 
@@ -101,9 +102,25 @@ def test_a_layer_that_is_moved_whole_takes_its_second_list_along() -> None:
 
 def test_only_recurrent_layers_have_second_places() -> None:
     layer = nn.LSTM(4, 4)
-    ((weights, place),) = second_places(layer, "weight_hh_l0")
-    assert weights[place] is layer.weight_hh_l0
+    (place,) = second_places(layer, "weight_hh_l0")
+    assert place.weights[place.place] is layer.weight_hh_l0
+    layer._init_flat_weights()
+    place.show(layer.bias_ih_l0)
+    assert layer._flat_weights[place.place] is layer.bias_ih_l0
     assert second_places(nn.Linear(2, 2), "weight") == []
+
+
+@pytest.mark.usefixtures("every_accelerator")
+def test_streamed_recurrent_layers_compute_with_their_slot_in_every_forward() -> None:
+    model = nn.Sequential(nn.LSTM(8, 64)).eval()
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    peaks = []
+    for _ in range(3):
+        reset_peak_memory(0)
+        with torch.no_grad():
+            model(torch.ones(2, 1, 8))
+        peaks.append(max_memory_allocated(0))
+    assert max(peaks) == peaks[0]
 
 
 def test_refreshing_takes_over_what_was_put_under_the_names() -> None:
