@@ -137,6 +137,7 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path / "none")
 
 
+@pytest.mark.slow
 @given(state_dicts(), st.integers(1, 3))
 def test_the_tensors_are_those_of_the_reference_reader(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor], shards: int

@@ -18,6 +18,7 @@ from tests.checkpoint.helpers import assert_same, maps_of, same_bits, state_dict
 SQUARE = torch.arange(12.0).reshape(3, 4)
 
 
+@pytest.mark.slow
 @given(state_dicts())
 def test_a_file_of_torch_save_is_used_in_place(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]

@@ -138,6 +138,7 @@ def test_a_peak_that_the_host_does_not_record_is_said_to_be_unknown(
     assert peak_text("cpu") == "unknown"
 
 
+@pytest.mark.slow
 def test_the_checkpoints_own_head_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 

@@ -144,6 +144,7 @@ def test_a_line_without_its_adapter_ends_the_run_before_anything_is_loaded(
     assert f"prompt 'p': {says}" in " ".join(capsys.readouterr().err.split()).replace("there is ", "")
 
 
+@pytest.mark.slow
 def test_a_prompt_has_one_adapter(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both = ("--lora", str(folder / "legal"), "--lora", str(folder / "terse"))
     assert run(["generate", "no-such-model", PROMPT, *both]) == 2

@@ -109,6 +109,7 @@ def test_a_letter_that_the_terminal_does_not_have_is_no_failure() -> None:
     assert (done.returncode, done.stdout) == (0, "?\n")
 
 
+@pytest.mark.slow
 def test_help_needs_no_torch() -> None:
     code = "import sys; from bigmodel.cli.main import run; run(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0

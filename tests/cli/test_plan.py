@@ -64,6 +64,7 @@ def test_the_table_names_parts_devices_and_budgets(folder: Path, capsys: pytest.
     assert all(word in output for word in ("model.embed_tokens", "disk", "cpu", "budget", "146.48 KiB"))
 
 
+@pytest.mark.slow
 def test_json_is_the_plan_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(folder), "--max-memory", "cpu=1MB", "--context", "16", "--batch-size", "2", "--json"]) == 0
     plan = Plan.from_json(capsys.readouterr().out)
@@ -158,6 +159,7 @@ def test_an_option_that_would_be_ignored_is_refused(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "size"), [("16", 16), ("none", None), ("auto", None)])
 def test_a_prompt_is_planned_in_chunks_if_asked_for(
     folder: Path, given: str, size: int | None, capsys: pytest.CaptureFixture[str]

@@ -84,6 +84,7 @@ def test_the_ranks_of_a_split_model_are_known() -> None:
     assert classes.get_model_tp_size(model) == 2
 
 
+@pytest.mark.slow
 @on_ranks
 def test_a_tensor_of_one_rank_is_copied_to_all() -> None:
     last = PartialState().is_last_process

@@ -121,6 +121,7 @@ def test_the_last_process_has_the_output_of_batches_of_any_size() -> None:
         assert found is None or torch.equal(found["hidden"], in_one_process(expected, longer, 2)["hidden"])
 
 
+@pytest.mark.slow
 @on_ranks
 def test_every_process_has_it_if_asked() -> None:
     model = prepare_pippy(Network(8, 8), ["layers.0"], example_kwargs={"ids": tokens(1)}, gather_output=True)

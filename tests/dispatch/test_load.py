@@ -66,6 +66,7 @@ def test_weights_on_disk_are_views_of_the_checkpoint_itself(checkpoint: Path) ->
     assert {path: path.read_bytes() for path in checkpoint.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_state_read_from_the_checkpoint_is_kept_when_written(checkpoint: Path) -> None:
     model = load_checkpoint_and_dispatch(empty().train(), checkpoint, {"": "disk"}, main_device=0, offload_buffers=True)
     for _ in range(3):

@@ -168,6 +168,7 @@ def test_what_methods_of_parts_take_is_planned(kind: type[nn.Module], places: st
     assert measured == planned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [name for name in PLACES if name not in ("host", "all")])  # computes LSTMs otherwise
 def test_all_weights_of_a_function_are_copied_to_where_it_runs_for_as_long_as_it_does(
     places: str, tmp_path: Path

@@ -473,6 +473,7 @@ def test_weights_are_loaded_in_the_dtype_of_the_plan(tmp_path: Path) -> None:
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 def test_a_plan_of_another_model_is_refused() -> None:
     with pytest.raises(DeviceMapError):
         dispatch_model(stack(), planned(profile_of(small_llama)))

@@ -34,6 +34,7 @@ def step(model: nn.Module, x: torch.Tensor) -> None:
     optimizer.step()
 
 
+@pytest.mark.slow
 def test_trained_weights_on_disk_become_private_copies(tmp_path: Path) -> None:
     model = on_disk(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -122,6 +123,7 @@ def adapt(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device_map", [{"": "cpu"}, {"": "disk"}, {"": "disk", "blocks.1.up": "cpu", "head": "cpu"}])
 def test_modules_added_since_get_their_place(tmp_path: Path, device_map: dict[str, object]) -> None:
     save_model(stack(), tmp_path)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
 
 
+@pytest.mark.slow
 def test_the_dashboard_asks_for_metrics_that_the_server_has() -> None:
     with serving(tiny_app()) as url:
         text = httpx.get(url + "/metrics").text

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guides" / "benchmarks.md").read_text()
 
 
+@pytest.mark.slow
 def test_each_table_of_a_result_is_a_table_of_its_own() -> None:
     markdown = pytest.importorskip("markdown", reason="markdown is missing: make docs installs it")
     spec = importlib.util.spec_from_file_location("guide_hooks", ROOT / "docs" / "hooks.py")

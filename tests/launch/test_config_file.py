@@ -107,6 +107,7 @@ def test_keys_of_a_section_may_leave_out_its_prefix(tmp_path: Path) -> None:
     assert (config.fsdp_config.fsdp_version, config.parallelism_config.parallelism_config_tp_size) == (2, 2)
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     for source in sorted(CONFIGS.iterdir()):
         config = load_config(source)

@@ -72,6 +72,7 @@ def script(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_single_process_is_the_script_itself(tmp_path: Path) -> None:
     done = launched("--cpu", script(tmp_path, REPORT), "--lr", "0.1")
     assert done.returncode == 0, done.stderr
@@ -80,6 +81,7 @@ def test_a_single_process_is_the_script_itself(tmp_path: Path) -> None:
     assert (told["RANK"], told["ACCELERATE_USE_CPU"], told["OMP_NUM_THREADS"]) == (None, "true", "1")
 
 
+@pytest.mark.slow
 def test_its_exit_code_and_traceback_are_those_of_the_job(tmp_path: Path) -> None:
     done = launched("--cpu", script(tmp_path, "import sys; print('bye', file=sys.stderr); sys.exit(7)"))
     assert (done.returncode, done.stderr) == (7, "bye\n")

@@ -103,6 +103,7 @@ def test_at_least_as_many_bytes_are_resident_as_with_accelerate() -> None:
         assert resident[0] >= resident[1]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=8),
     st.lists(st.integers(0, 6_000), min_size=1, max_size=3),

@@ -80,6 +80,7 @@ def test_streamed_blocks_lie_between_resident_ones_and_the_step_is_shorter_than_
     assert found.streamed
 
 
+@pytest.mark.slow
 def test_the_prediction_is_that_of_the_cost_model_for_the_plan() -> None:
     of = profile()
     found = plan(of, {0: of.weights // 2 + of.activations, "cpu": "1GB"}, machine=MACHINE)
@@ -89,6 +90,7 @@ def test_the_prediction_is_that_of_the_cost_model_for_the_plan() -> None:
     assert found.prediction.token == cost.seconds(1, assignment_of(found, of)).seconds
 
 
+@pytest.mark.slow
 def test_the_link_is_named_as_the_bottleneck_and_one_more_gib_saves_time() -> None:
     of = profile()
     found = plan(of, {0: of.weights // 2 + of.activations, "cpu": "1GB"}, machine=machine(link=1e6))
@@ -328,6 +330,7 @@ def test_nothing_stays_on_disk_that_fits_ram_where_computing_takes_longer_than_r
     assert found.devices["cpu"].budget - found.devices["cpu"].total < min(filter(None, on_disk))
 
 
+@pytest.mark.slow
 def test_streamed_blocks_have_two_slots_on_the_main_device() -> None:
     model = tiny_llama(num_hidden_layers=12, hidden_size=128, intermediate_size=512)
     made = make_plan(model, {0: "4MB", "cpu": "100MB"}, context_length=16)
@@ -423,6 +426,7 @@ def test_direct_tensors_of_a_split_module_are_on_the_main_device() -> None:
     assert_sound(model, made, {0: 120_000, "cpu": 10**6})
 
 
+@pytest.mark.slow
 def test_tied_embeddings_are_on_one_device() -> None:
     profile = llama_profile(tie_word_embeddings=True, vocab_size=4000)
     for budget in ("900kB", "3MB", "6MB"):
@@ -519,6 +523,7 @@ def test_any_budgets_hold_and_bytes_are_exact(
     assert {part.name for part in made.parts} == set(made.device_map)
 
 
+@pytest.mark.slow
 def test_a_host_with_a_budget_of_0_holds_no_weights_and_limits_nothing_that_passes_through() -> None:
     made = make_plan(llama_profile(16), {0: 502_580, "cpu": 0})
     assert {part.device for part in made.streamed} == {"disk"}
@@ -653,6 +658,7 @@ def test_no_more_keys_and_values_lie_on_the_host_than_must() -> None:
     assert 16 > more[0] > more[1] >= more[2] == 0
 
 
+@pytest.mark.slow
 def test_keys_and_values_on_the_host_are_counted_in_the_time_of_a_step() -> None:
     link = 1e9
     made = plan(long_profile(), {0: 4_000_000, "cpu": 10**9}, machine=machine(link=link, host=1e-7))
@@ -701,6 +707,7 @@ def of_engine(host: int, **more: int) -> Plan:
     return plan(long_profile(), {0: 6_000_000, "cpu": host, **more}, per_pass=False)
 
 
+@pytest.mark.slow
 def test_an_engine_has_whole_pages_in_ram_and_the_others_on_disk() -> None:
     budget = sum(long_profile().kv_cache) * 5 // 8
     made = of_engine(budget)
@@ -720,6 +727,7 @@ def units() -> list[str]:
     return [unit.name for unit in long_profile().units]
 
 
+@pytest.mark.slow
 def test_ram_that_holds_enough_layers_but_not_all_needs_no_disk() -> None:
     whole = sum(long_profile().kv_cache)
     made = plan(long_profile(), {0: 9_000_000, "cpu": whole * 9 // 10}, per_pass=False)
@@ -727,6 +735,7 @@ def test_ram_that_holds_enough_layers_but_not_all_needs_no_disk() -> None:
     assert not made.kv_on_disk
 
 
+@pytest.mark.slow
 def test_an_engine_has_in_ram_what_a_step_writes_to() -> None:
     with pytest.raises(BudgetError):
         of_engine(sum(long_profile().kv_cache) // 4)  # less than pages of a step, and those that are written ahead
@@ -737,6 +746,7 @@ def test_an_engines_pages_in_ram_are_no_more_than_they_are() -> None:
     assert found.devices["cpu"].kv_cache == len(found.kv_on_host) * max(long_profile().kv_cache)
 
 
+@pytest.mark.slow
 def test_as_many_sequences_are_admitted_as_ram_and_the_disk_hold_together() -> None:
     whole = sum(long_profile().kv_cache)
     found = of_engine(whole * 5 // 8, disk=3 * whole)
@@ -751,6 +761,7 @@ def test_as_many_sequences_are_admitted_as_ram_and_the_disk_hold_together() -> N
     assert unlimited.max_sequences() == roomy.kv_in_ram // KV_PAGE // 2
 
 
+@pytest.mark.slow
 def test_reading_keys_and_values_is_counted_in_the_time_of_a_step() -> None:
     budgets: dict[int | str, int] = {0: 4_000_000, "cpu": sum(long_profile().kv_cache) // 4}
     slow = replace(machine(link=1e12, host=1e-7), disk_warm=1e6, disk_cold=1e6)
@@ -760,6 +771,7 @@ def test_reading_keys_and_values_is_counted_in_the_time_of_a_step() -> None:
     assert made.prediction.binds == "reading from disk"
 
 
+@pytest.mark.slow
 def test_keys_and_values_of_an_engines_draft_stay_on_its_device() -> None:
     budgets: dict[int | str, int] = {0: 4_000_000, "cpu": 10**9}
     assert plan(long_profile(), budgets, per_pass=False).kv_on_host

@@ -115,6 +115,7 @@ def test_gradients_and_optimizer_state_of_streamed_parts_are_on_the_host() -> No
     assert Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.slow
 def test_without_accelerators_everything_is_on_the_host() -> None:
     plan = plan_training(llama(), {"cpu": 2**30}, 2, 32)
     assert plan.main_device == "cpu"

@@ -20,6 +20,7 @@ def test_bytes_of_the_model_count_ties_once() -> None:
     assert profile.buffers == sum(b.nbytes for b in model.buffers())
 
 
+@pytest.mark.slow
 def test_the_kv_cache_is_counted_by_unit() -> None:
     model = tiny_llama()
     profile = profile_model(model, batch_size=2, context_length=64)
@@ -29,6 +30,7 @@ def test_the_kv_cache_is_counted_by_unit() -> None:
     assert sum(profile.kv_cache) == kv_cache_bytes(model.config, 2, 64, "float32")
 
 
+@pytest.mark.slow
 def test_no_device_has_a_higher_peak_than_one_that_runs_everything() -> None:
     profile = profile_model(tiny_llama(), batch_size=2, context_length=64)
     bound = profile.activations + sum(profile.kv_cache)
@@ -37,6 +39,7 @@ def test_no_device_has_a_higher_peak_than_one_that_runs_everything() -> None:
         assert all(peak <= bound for peak in profile.dynamic_peaks(spread, 0).values())
 
 
+@pytest.mark.slow
 def test_peaks_that_are_asked_for_again_are_those_of_a_new_replay() -> None:
     profile = profile_model(tiny_llama(), batch_size=2, context_length=64)
     split = {index: index % 2 for index in range(len(profile.units))}
@@ -63,6 +66,7 @@ def test_outputs_of_a_plain_forward_go_to_the_main_device_wherever_its_first_wei
     assert profile.dynamic_peaks({0: "cpu", 1: "cpu"}, 0, input_device="cpu")[0] == 2 * 4 * 4 + 2 * 1000 * 4
 
 
+@pytest.mark.slow
 def test_units_are_in_the_order_they_run() -> None:
     names = [unit.name for unit in profile_model(tiny_llama(), context_length=16).units]
     assert names[:3] == ["model.embed_tokens", "model.rotary_emb", "model.layers.0"]

@@ -53,6 +53,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
 @pytest.mark.parametrize(
     ("family", "placement"),

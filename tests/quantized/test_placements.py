@@ -41,6 +41,7 @@ def _name(each: Any) -> str:
     return getattr(each, "name", None) or getattr(each, "__name__", None) or str(each)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
 @pytest.mark.parametrize(
     ("twin", "placement"),
@@ -90,6 +91,7 @@ def _same_bits(twin: Twin, make: Callable[..., Any], placement: str, folder: Pat
         assert torch.equal(tensor.contiguous().view(-1).view(torch.uint8), before[name].view(-1).view(torch.uint8))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_model_on_meta_is_loaded_and_dispatched_with_stored_weights(

@@ -75,6 +75,7 @@ QUICK = [(twin, make) for twin, make in MODELS if (twin.name, make) in (("nf4-ne
 FURTHER = [each for each in MODELS if each not in QUICK]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize(
     ("twin", "make", "device"),

@@ -97,6 +97,7 @@ def test_tokens_are_counted_as_messages_count_them(client: Any) -> None:
     assert counted == len("<system>Be brief.\n<user>the end?\n<assistant>") - len("the") + 1
 
 
+@pytest.mark.slow
 def test_a_stream_is_the_whole_message(client: Any) -> None:
     asked: Any = {"max_tokens": 20, "system": [{"type": "text", "text": "Be brief."}], "top_k": 5}
     events, message = streamed(client, **asked)
@@ -110,6 +111,7 @@ def test_a_stream_is_the_whole_message(client: Any) -> None:
     assert kinds == ["message_start", *blocks, "message_delta", "message_stop"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_sequence_is_named(client: Any, stream: bool) -> None:
     whole = shown(ask(client, max_tokens=12))[0][1]
@@ -144,6 +146,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.slow
 def test_thinking_text_and_calls_are_blocks(hermes: Any) -> None:
     answer = ask(hermes, tools=TOOLS)
     assert shown(answer) == WHOLE
@@ -167,6 +170,7 @@ def test_thinking_may_be_hidden(hermes: Any, thinking: Any) -> None:
     assert shown(ask(hermes, tools=TOOLS, thinking=thinking)) == WHOLE[1:]
 
 
+@pytest.mark.slow
 def test_thinking_ends_at_its_budget(hermes: Any) -> None:
     short = ask(hermes, thinking={"type": "enabled", "budget_tokens": 1})
     assert shown(short)[0] == ("thinking", "Which")
@@ -185,6 +189,7 @@ def test_without_tools_a_call_is_text(hermes: Any) -> None:
     assert answer.stop_reason == "end_turn"
 
 
+@pytest.mark.slow
 def test_a_conversation_with_calls_and_results_goes_on(hermes: Any) -> None:
     said = ask(hermes, tools=TOOLS)
     ids = [block.id for block in said.content if block.type == "tool_use"]
@@ -225,6 +230,7 @@ def test_an_answer_is_held_to_a_schema(client: Any) -> None:
 # --- keys and errors ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_keys_come_in_either_header() -> None:
     from anthropic import AuthenticationError
 
@@ -284,6 +290,7 @@ def test_refusals_have_anthropics_form_and_name_the_field(
     assert field in found[2]
 
 
+@pytest.mark.slow
 def test_other_failures_under_its_paths_have_its_form_too(url: str) -> None:
     assert httpx.get(f"{url}/v1/messages").json()["error"]["type"] == "invalid_request_error"
     answer = httpx.post(f"{url}/v1/messages", content=b"{", headers={"content-type": "application/json"})

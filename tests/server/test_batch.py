@@ -193,6 +193,7 @@ def test_each_prompt_may_have_its_own_adapter(adapters: dict[str, Path]) -> None
     assert with_adapters(model, {"legal": adapters["legal"]}) == pefts(adapters, ["legal"] * 4)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_left_early_leaves_the_model_as_it_was(adapters: dict[str, Path]) -> None:
     model = tiny_model()
     read = [read_adapter("legal", adapters["legal"])]

@@ -63,6 +63,7 @@ def answers(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", BODIES)
 def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, endpoint: Any, tmp_path: Path) -> None:
     path = tmp_path / "input.jsonl"

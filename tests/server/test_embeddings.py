@@ -73,6 +73,7 @@ def test_dimensions_are_the_first_values_of_length_one(served: Any) -> None:
     assert len(whole) == WIDTH
 
 
+@pytest.mark.slow
 def test_more_inputs_than_run_at_once(served: Any) -> None:
     url = served[0]
     many = [f"{number} the" for number in range(150)]
@@ -120,6 +121,7 @@ def test_what_cannot_be_is_refused_by_name(served: Any, fields: dict[str, Any], 
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [lambda: tiny_app(), lambda: encoder_app(encoder())], ids=["decoder", "encoder"])
 def test_more_dimensions_than_there_are_are_refused_before_anything_is_computed(made: Callable[[], Any]) -> None:
     app = made()
@@ -176,6 +178,7 @@ def test_streams_go_on_beside_embeddings(url: str) -> None:
     assert text == alone
 
 
+@pytest.mark.slow
 def test_an_encoder_generates_nothing(encoder_url: str) -> None:
     for path, fields in (
         ("/v1/completions", {"prompt": "a"}),
@@ -191,6 +194,7 @@ def test_an_encoder_generates_nothing(encoder_url: str) -> None:
     assert httpx.get(f"{encoder_url}/plan").json()["engine"]["runner"] == "encoder"
 
 
+@pytest.mark.slow
 def test_a_classifier_gives_no_embeddings() -> None:
     with serving(encoder_app(cross_encoder())) as url:
         answer = ask(url)

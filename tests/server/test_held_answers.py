@@ -58,6 +58,7 @@ def result(call_id: str) -> list[dict[str, Any]]:
     return [USER, called, {"role": "tool", "tool_call_id": call_id, "content": "rain"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [None, {"type": "json_object"}])
 def test_a_chat_calls_and_then_answers_in_the_form(agent: str, form: dict[str, Any] | None) -> None:
     answer = chat(agent, form)
@@ -71,6 +72,7 @@ def test_a_chat_calls_and_then_answers_in_the_form(agent: str, form: dict[str, A
     assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
+@pytest.mark.slow
 def test_a_response_calls_and_then_answers_in_the_form(agent: str) -> None:
     fields: dict[str, Any] = {
         "tools": [{"type": "function", **function} for function in FUNCTIONS],
@@ -100,6 +102,7 @@ def test_a_message_calls_and_then_answers_in_the_form(agent: str, name: str) -> 
     assert json.loads(text["text"]) == {"rain": True}
 
 
+@pytest.mark.slow
 def test_two_forms_of_a_message_disagree(agent: str) -> None:
     form = {"type": "json_schema", "schema": SCHEMA}
     body = {"model": MODEL, "messages": [USER], "max_tokens": 9, "output_format": form}
@@ -127,6 +130,7 @@ def test_only_allowed_tools_are_called(agent: str) -> None:
     assert (error["param"], "get_weather" in error["message"]) == ("tool_choice", True)
 
 
+@pytest.mark.slow
 def test_a_response_calls_allowed_tools_only(agent: str) -> None:
     tools = [{"type": "function", **function} for function in FUNCTIONS]
     for name, called in (("get_weather", True), ("get_time", False)):

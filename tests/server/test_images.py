@@ -95,6 +95,7 @@ def test_an_image_is_answered_as_by_transformers(sees: str, kind: str) -> None:
     assert answer["usage"]["prompt_tokens"] == tokens
 
 
+@pytest.mark.slow
 def test_the_same_words_about_another_image_have_another_answer(sees: str) -> None:
     answers = [chat(sees, [text("see "), part(data_url(picture(seed))), text(" it")]).json() for seed in (1, 2)]
     found = [answer["choices"][0]["message"]["content"] for answer in answers]
@@ -102,6 +103,7 @@ def test_the_same_words_about_another_image_have_another_answer(sees: str) -> No
     assert found[0] != found[1]
 
 
+@pytest.mark.slow
 def test_images_of_several_messages_come_in_their_order(sees: str) -> None:
     messages = [
         {"role": "system", "content": "look"},
@@ -114,6 +116,7 @@ def test_images_of_several_messages_come_in_their_order(sees: str) -> None:
     assert answer == expected(prompt, 3, 4)[0]
 
 
+@pytest.mark.slow
 def test_a_stream_has_the_same_text(sees: str) -> None:
     from openai import OpenAI
 
@@ -294,6 +297,7 @@ def test_all_images_together_have_a_bound_of_pixels() -> None:
         decode(whole, 2999)
 
 
+@pytest.mark.slow
 def test_images_beyond_those_that_were_planned_for_are_refused() -> None:
     _, support = largest_prompt(processor(), 255)
     assert (support.most, support.elements) == (4, {"pixel_values": 4 * 3 * 16 * 16})
@@ -303,6 +307,7 @@ def test_images_beyond_those_that_were_planned_for_are_refused() -> None:
         less.process("<image><image>", [data_url(picture(1))] * 2, special=False)
 
 
+@pytest.mark.slow
 def test_as_many_images_are_planned_for_as_the_context_has_room_for() -> None:
     arguments, support = largest_prompt(processor(), 40)
     assert support.most == 2

@@ -109,6 +109,7 @@ def test_the_api_needs_a_key_and_health_needs_none() -> None:
         assert 'bigmodel_requests_total{outcome="refused_401"} 4.0' in counted
 
 
+@pytest.mark.slow
 def test_a_body_that_is_too_long_is_refused_with_and_without_a_length() -> None:
     with serving(tiny_app(max_body_bytes=2000)) as url:
         large = json.dumps(body(prompt="x" * 3000)).encode()

@@ -55,6 +55,7 @@ def test_chat(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
+@pytest.mark.slow
 def test_an_answer_may_be_sent_back_in_every_form_the_client_has(client: openai.OpenAI) -> None:
     def ask(*more: object) -> openai.types.chat.ChatCompletionMessage:
         messages = [*MESSAGES, *more]
@@ -65,6 +66,7 @@ def test_an_answer_may_be_sent_back_in_every_form_the_client_has(client: openai.
         assert ask(form, {"role": "user", "content": "and?"}).role == "assistant"
 
 
+@pytest.mark.slow
 def test_streamed_chat_with_usage(client: openai.OpenAI) -> None:
     arguments = {"model": MODEL, "messages": MESSAGES, "max_tokens": 20, "seed": 3}
     whole = client.chat.completions.create(**arguments)

@@ -54,6 +54,7 @@ def test_scores_are_those_of_the_models_own_forward(reranker: str, path: str) ->
     assert answer["id"].startswith("rerank-")
 
 
+@pytest.mark.slow
 def test_many_documents_are_answered_as_a_few_are(reranker: str) -> None:
     documents = [f'{number} \u00e9 "the" cat' for number in range(100)]
     whole = ask(reranker, documents=documents).json()["results"]

@@ -57,6 +57,7 @@ def shown(response: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_response(client: openai.OpenAI) -> None:
     answer = ask(client, max_output_tokens=8, instructions="Be brief.", metadata={"a": "b"})
     assert (answer.object, answer.model, answer.status) == ("response", MODEL, "incomplete")
@@ -69,6 +70,7 @@ def test_a_response(client: openai.OpenAI) -> None:
     assert answer.output_text
 
 
+@pytest.mark.slow
 def test_a_text_and_items_are_the_same_input(client: openai.OpenAI) -> None:
     texts = []
     for given in (
@@ -81,6 +83,7 @@ def test_a_text_and_items_are_the_same_input(client: openai.OpenAI) -> None:
     assert {*texts} == {client.chat.completions.create(**chat).choices[0].message.content}  # type: ignore[call-overload]
 
 
+@pytest.mark.slow
 def test_a_stream_is_the_whole_response(client: openai.OpenAI) -> None:
     whole = ask(client, max_output_tokens=12)
     events = list(ask(client, max_output_tokens=12, stream=True))
@@ -147,12 +150,14 @@ def test_reasoning_text_and_calls_are_streamed(hermes: openai.OpenAI) -> None:
     assert {event.item_id for event in events if hasattr(event, "item_id")} == ids
 
 
+@pytest.mark.slow
 def test_the_clients_stream_helper_follows(hermes: openai.OpenAI) -> None:
     with hermes.responses.stream(model=MODEL, input="the end?", tools=TOOLS, temperature=0) as stream:
         list(stream)
         assert shown(stream.get_final_response()) == WHOLE
 
 
+@pytest.mark.slow
 def test_a_conversation_with_calls_and_results_goes_on(hermes: openai.OpenAI) -> None:
     said = ask(hermes, tools=TOOLS)
     results = [
@@ -174,6 +179,7 @@ def test_a_call_can_be_required(client: openai.OpenAI, choice: Any) -> None:
     assert (name, arguments["city"] in ("Paris", "Rome")) == ("get_weather", True)
 
 
+@pytest.mark.slow
 def test_an_answer_is_held_to_a_schema(client: openai.OpenAI) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")
 
@@ -222,6 +228,7 @@ def test_what_cannot_be_is_refused_by_name(url: str, fields: dict[str, Any], par
     assert (answer.status_code in (400, 413, 422), error["param"]) == (True, param), error
 
 
+@pytest.mark.slow
 def test_a_response_goes_on_behind_its_end_where_that_is_asked_for(hermes: openai.OpenAI) -> None:
     for ignored in (False, True):
         response = ask(hermes, max_output_tokens=30, extra_body={"ignore_eos": ignored})

@@ -190,6 +190,7 @@ def test_adapters_of_one_name_are_refused(folders: dict[str, str], adapters: dic
         create_app(models=models, budgets=budgets, settings=Settings("", adapters=("legal",)))
 
 
+@pytest.mark.slow
 def test_an_adapter_of_another_kind_is_refused_at_the_start(
     folders: dict[str, str], adapters: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_each_model_answers_to_its_name(url: str, texts: dict[str, str]) -> None
     assert httpx.post(f"{url}/tokenize", json={"prompt": "the"}).status_code == 200  # the first, where none is named
 
 
+@pytest.mark.slow
 def test_all_models_are_listed_and_found(url: str) -> None:
     listed = httpx.get(f"{url}/v1/models").json()
     assert [entry["id"] for entry in listed["data"]] == list(NAMES)
@@ -130,6 +131,7 @@ def test_a_name_that_no_model_has_is_404(url: str, path: str) -> None:
     assert httpx.get(f"{url}/v1/models/d").status_code == httpx.get(f"{url}/plan?model=d").status_code == 404
 
 
+@pytest.mark.slow
 def test_other_interfaces_choose_a_model_too(url: str) -> None:
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
     for path, body in (
@@ -143,6 +145,7 @@ def test_other_interfaces_choose_a_model_too(url: str) -> None:
     assert httpx.post(f"{url}/tokenize", json={"prompt": "the", "model": "b"}).json()["count"] == 1
 
 
+@pytest.mark.slow
 def test_metrics_have_a_label_by_model(url: str) -> None:
     text(complete(url, "a"))
     text(complete(url, "b"))
@@ -159,6 +162,7 @@ def test_metrics_have_a_label_by_model(url: str) -> None:
     assert (loaded["a"], loaded["b"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_the_plan_is_that_of_a_model_beside_the_shares_of_all(url: str) -> None:
     text(complete(url, "b"))
     shown = httpx.get(f"{url}/plan").json()

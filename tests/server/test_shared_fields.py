@@ -53,6 +53,7 @@ def test_no_token_ends_the_text_before_the_fewest(url: str, greedy: list[int]) -
     assert not {*tiny_tokenizer().encode(text)} & {*greedy}
 
 
+@pytest.mark.slow
 def test_only_allowed_tokens_are_drawn(url: str) -> None:
     allowed = tiny_tokenizer().encode("xyz")
     for temperature in (0, 1):
@@ -60,6 +61,7 @@ def test_only_allowed_tokens_are_drawn(url: str) -> None:
         assert (len(text), set(text) <= set("xyz"), count) == (12, True, 12)
 
 
+@pytest.mark.slow
 def test_reasoning_may_be_left_out(thinker: str) -> None:
     for stream in (False, True):
         shown, hidden = (
@@ -99,6 +101,7 @@ def test_what_cannot_be_is_refused_by_name(url: str, path: str, fields: dict[str
     assert refusal(url, path, **fields) == (400, param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_usage_may_come_with_every_chunk(url: str, path: str) -> None:
     for continuous in (True, False):
@@ -116,6 +119,7 @@ def test_usage_may_come_with_every_chunk(url: str, path: str) -> None:
     assert '"usage"' not in lines
 
 
+@pytest.mark.slow
 def test_a_message_may_have_a_type_that_says_nothing(url: str) -> None:
     message = {"role": "user", "content": "hi"}
     both = message, {**message, "type": "text"}

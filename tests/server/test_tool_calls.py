@@ -72,6 +72,7 @@ def calls_of(message: Any) -> list[tuple[str, Any]]:
 BOTH = [("get_weather", {"city": "Paris", "days": 3}), ("get_time", {})]
 
 
+@pytest.mark.slow
 def test_calls_and_reasoning_of_a_whole_answer(hermes: openai.OpenAI) -> None:
     choice = ask(hermes, tools=TOOLS).choices[0]
     assert choice.finish_reason == "tool_calls"
@@ -82,6 +83,7 @@ def test_calls_and_reasoning_of_a_whole_answer(hermes: openai.OpenAI) -> None:
     assert all(call.type == "function" for call in choice.message.tool_calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_calls_and_reasoning_of_a_stream(hermes: openai.OpenAI, logprobs: bool) -> None:
     chunks = list(ask(hermes, tools=TOOLS, stream=True, logprobs=logprobs))
@@ -103,6 +105,7 @@ def test_calls_and_reasoning_of_a_stream(hermes: openai.OpenAI, logprobs: bool) 
         assert sum(len(c.choices[0].logprobs.content) for c in chunks if c.choices[0].logprobs) == len(HERMES)
 
 
+@pytest.mark.slow
 def test_the_clients_own_stream_helper_puts_the_calls_together(hermes: openai.OpenAI) -> None:
     with hermes.chat.completions.stream(model=MODEL, messages=MESSAGES, tools=TOOLS, temperature=0) as stream:
         message = stream.get_final_completion().choices[0].message
@@ -115,6 +118,7 @@ def test_one_call_without_parallel_calls(hermes: openai.OpenAI) -> None:
     assert choice.message.content == "I look it up."
 
 
+@pytest.mark.slow
 def test_without_tools_a_call_is_text(hermes: openai.OpenAI) -> None:
     for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         choice = ask(hermes, **fields).choices[0]
@@ -128,6 +132,7 @@ def test_a_function_that_was_not_given_is_not_called(hermes: openai.OpenAI) -> N
     assert '{"name": "get_weather"' in message.content
 
 
+@pytest.mark.slow
 def test_a_strict_function_is_called_with_arguments_that_fit(hermes: openai.OpenAI) -> None:
     class get_weather(pydantic.BaseModel):
         city: str
@@ -150,6 +155,7 @@ def test_an_answer_that_is_cut_says_so(hermes: openai.OpenAI) -> None:
     assert choice.message.content == 'I look it up.\n<tool_call>\n{"name": "get_weather", '
 
 
+@pytest.mark.slow
 def test_a_marker_that_is_a_special_token_is_seen_by_the_parser_alone(llama: openai.OpenAI) -> None:
     choice = ask(llama, tools=TOOLS).choices[0]
     assert calls_of(choice.message) == [("get_weather", {"city": "Rome", "days": 1})]
@@ -158,12 +164,14 @@ def test_a_marker_that_is_a_special_token_is_seen_by_the_parser_alone(llama: ope
     assert ask(llama, tools=[TIME]).choices[0].message.content == "".join(LLAMA[1:])
 
 
+@pytest.mark.slow
 def test_parsers_can_be_switched_off() -> None:
     app = scripted_app(HERMES, template="<think></think><tool_call>", tool_parser="none", reasoning_parser="none")
     with client_of(app) as client:
         assert ask(client, tools=TOOLS).choices[0].message.content == "".join(HERMES)
 
 
+@pytest.mark.slow
 def test_a_conversation_with_calls_and_their_results_goes_on(hermes: openai.OpenAI) -> None:
     said = ask(hermes, tools=TOOLS).choices[0].message
     for form in (said, said.model_dump(), said.to_dict()):
@@ -240,6 +248,7 @@ def test_the_field_at_fault_is_named(url: str, fields: dict[str, Any], param: st
     assert (answer.status_code in (400, 422), answer.json()["error"]["param"]) == (True, param), answer.text
 
 
+@pytest.mark.slow
 def test_a_schema_that_cannot_be_held_is_refused(url: str) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}

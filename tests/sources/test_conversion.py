@@ -181,6 +181,7 @@ def test_experts_saved_fused_are_used_in_place(name: str, tmp_path: Path) -> Non
     assert_same(model.state_dict(), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "llama_tied", "gpt2", "opt", "bert", "mixtral"])
 def test_a_base_model_s_checkpoint_loads_into_a_model_with_a_head_and_back(name: str, tmp_path: Path) -> None:
     folder = saved(name, tmp_path / "with_head")

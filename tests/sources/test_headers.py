@@ -89,6 +89,7 @@ def test_four_bit_floats_have_the_shape_torch_gives_them() -> None:
     assert (entry.dtype, entry.shape, entry.nbytes) == (packed.dtype, (2, 4), 8)
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(lambda name: name != "__metadata__"),

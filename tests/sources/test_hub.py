@@ -56,6 +56,7 @@ def weight_bytes_sent(hub: HubServer) -> int:
     return sum(count for file, count in hub.sent.items() if file.endswith(".safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3])
 def test_headers_come_over_ranges_and_almost_no_weight_is_sent(hub: HubServer, cache: Path, shards: int) -> None:
     folder = make_repo(hub, shards=shards)
@@ -73,6 +74,7 @@ def test_headers_come_over_ranges_and_almost_no_weight_is_sent(hub: HubServer, c
     assert set(source.weight_map().values()) == set(headers)
 
 
+@pytest.mark.slow
 def test_headers_are_read_once(hub: HubServer, cache: Path) -> None:
     make_repo(hub)
     source = open_source("team/tiny", cache_dir=cache)
@@ -134,12 +136,14 @@ def test_fetching_downloads_the_weights_and_what_belongs_to_them_only(hub: HubSe
     assert weight_bytes(LocalSource(fetched)) == 8 * MIB
 
 
+@pytest.mark.slow
 def test_code_is_downloaded_only_when_it_is_trusted(hub: HubServer, cache: Path) -> None:
     make_repo(hub, shards=1, modeling__py="boom")
     fetched = open_source("team/tiny", cache_dir=cache, trust_remote_code=True).fetch_weights()
     assert (fetched / "modeling.py").read_text() == "boom"
 
 
+@pytest.mark.slow
 def test_a_download_that_left_files_out_is_never_taken_for_the_model(hub: HubServer, cache: Path) -> None:
     make_repo(hub)
     source = open_source("team/tiny", cache_dir=cache)
@@ -154,6 +158,7 @@ def test_a_download_that_left_files_out_is_never_taken_for_the_model(hub: HubSer
         assert weight_bytes(LocalSource(fetched)) == 8 * MIB
 
 
+@pytest.mark.slow
 def test_a_repository_without_safetensors_says_so_and_can_still_be_fetched(hub: HubServer, cache: Path) -> None:
     folder = hub.root / "team/old"
     folder.mkdir(parents=True)
@@ -206,6 +211,7 @@ def test_an_index_that_names_a_shard_the_repository_lacks_is_refused(hub: HubSer
         open_source("team/tiny", cache_dir=cache).headers()
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_is_named(hub: HubServer, cache: Path) -> None:
     folder = make_repo(hub)
     (folder / "model-00002-of-00002.safetensors").write_bytes(b"\xff" * 1000)

@@ -109,6 +109,7 @@ def test_what_can_only_be_a_path_is_not_looked_for_on_the_hub(
         open_source(name)
 
 
+@pytest.mark.slow
 def test_hundreds_of_shards_of_a_huge_checkpoint_are_read_by_their_headers(tmp_path: Path) -> None:
     size = 2**31
     weight_map = {}

@@ -156,6 +156,7 @@ def numbers(model: nn.Module, optimizer: AcceleratedOptimizer) -> list[float]:
     return [number for tensor in (*model.parameters(), *kept) for number in tensor.flatten().tolist()]
 
 
+@pytest.mark.slow
 def test_an_optimizer_s_step_is_whole() -> None:
     model, optimizer = with_adam()
     untouched = numbers(model, optimizer)

@@ -46,6 +46,7 @@ def test_a_model_without_repeated_blocks_is_compiled_whole(compiled: list[Any]) 
     assert compiled == []
 
 
+@pytest.mark.slow
 def test_the_accelerator_compiles_what_it_prepares_and_gives_it_back() -> None:
     model = nn.Linear(2, 2)
     accelerator = Accelerator(dynamo_backend="eager")

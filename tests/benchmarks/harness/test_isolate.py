@@ -39,6 +39,7 @@ def test_the_result_comes_from_a_fresh_interpreter() -> None:
     assert found["torch"] is False
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_with_its_last_words() -> None:
     with pytest.raises(BenchmarkError, match=r"fail failed in its own process.*ValueError: not like this"):
         run_isolated(fail)

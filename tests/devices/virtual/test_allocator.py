@@ -133,6 +133,7 @@ def test_fragments_can_make_memory_run_out() -> None:
 sizes = st.one_of(st.integers(1, 4096), st.integers(1, 2 * MiB), st.integers(1, 40 * MiB))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_blocks_in_use_never_overlap_and_counters_add_up(data: st.DataObject) -> None:
     allocator = CachingAllocator()

@@ -55,6 +55,7 @@ def test_what_somebody_holds_keeps_its_content() -> None:
     assert tensor.eq(1).all()
 
 
+@pytest.mark.slow
 def test_memory_of_others_keeps_its_content() -> None:
     giving = GivingBack()
     array = np.ones(MANY // 4, dtype=np.float32)

@@ -62,6 +62,7 @@ def trained(model: nn.Module, x: torch.Tensor, steps: int = 3) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device_map", [{"": "cpu"}, LAST_IS_OFFLOADED])
 def test_they_are_trained_by_a_plain_loop(device_map: dict[str, Any]) -> None:
     resident = adapted(stack().train().to(at(0)))
@@ -81,6 +82,7 @@ def test_the_checkpoint_of_a_model_on_disk_stays(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_further_ones_are_found_later_and_those_removed_are_left_out() -> None:
     model = adapted(dispatch_model(stack().train(), {"": "cpu"}, main_device=at(0)))
     trained(model, ids(), steps=1)

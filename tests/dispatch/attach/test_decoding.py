@@ -110,6 +110,7 @@ def test_a_size_that_is_asked_for_is_used_and_the_models_own_settings_stay() -> 
     assert lengths(model) == [90]
 
 
+@pytest.mark.slow
 def test_prompts_that_are_more_than_text_are_whole() -> None:
     found = plan(profile_model(text_model(), device_type="virtual", **SHAPES), {0: 10**9, "cpu": 10**9})
     model = dispatch_model(text_model(), found)

@@ -77,6 +77,7 @@ def assert_equal(found: Any, expected: Any) -> None:
         assert torch.equal(one.values.cpu(), other.values.cpu())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [None, {"model.layers.1"}, {"model.layers.0", "model.layers.3"}, {f"model.layers.{at}" for at in (1, 4)}],
@@ -103,6 +104,7 @@ def continued(found: Any, past: Any, change: Any) -> torch.Tensor:
         return found(torch.arange(7)[None].to("virtual:0"), past_key_values=past).logits.cpu()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [lambda past: past.crop(-5), copy.deepcopy, lambda past: past.reset()])
 def test_a_cache_may_be_changed_between_calls(change: Any) -> None:
     found = continued(dispatch_model(model(), with_kv_on_host()), DynamicCache(), change)
@@ -122,6 +124,7 @@ def test_two_caches_in_turns_do_not_disturb_each_other() -> None:
                 assert torch.equal(got.cpu(), twin(tokens, past_key_values=wanted[at]).logits.cpu())
 
 
+@pytest.mark.slow
 def test_gradients_to_an_earlier_call_are_refused() -> None:
     found = dispatch_model(model(), with_kv_on_host())
     past = DynamicCache()
@@ -193,6 +196,7 @@ def space_of(found: nn.Module) -> int:
     return sum(file.space for file in record.kv.older.disk.files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_ram", slow_but([40], [3, 14, 40]))
 def test_older_keys_and_values_on_disk_change_no_bit(tmp_path: Path, in_ram: int) -> None:
     found = on_disk(tmp_path, in_ram)

@@ -136,6 +136,7 @@ def test_beams_and_several_turns_give_the_same_text_too() -> None:
             assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_every_logit_has_the_bits_of_the_resident_model() -> None:
     model = plain_llama()
     resident = copy.deepcopy(model).to("virtual:0")
@@ -145,6 +146,7 @@ def test_every_logit_has_the_bits_of_the_resident_model() -> None:
             assert torch.equal(model(ids).logits, resident(ids.to("virtual:0")).logits.cpu())
 
 
+@pytest.mark.slow
 def test_weights_come_to_the_device_for_a_prompt_and_not_for_a_step() -> None:
     model = host_or_device(plain_llama())
     seen = devices_seen(1, model)
@@ -154,6 +156,7 @@ def test_weights_come_to_the_device_for_a_prompt_and_not_for_a_step() -> None:
     assert seen == ["virtual:0", "cpu"]
 
 
+@pytest.mark.slow
 def test_a_prompt_moves_weights_and_a_step_activations_and_the_cache_once() -> None:
     model = host_or_device(plain_llama())
     weights = sum(parameter.nbytes for layer in STREAMED for parameter in model.model.layers[layer].parameters())
@@ -177,6 +180,7 @@ def test_a_prompt_moves_weights_and_a_step_activations_and_the_cache_once() -> N
     assert moved[0] == moved[1] - longer + kept, "and the cache, once"
 
 
+@pytest.mark.slow
 def test_the_cache_lies_where_it_is_written_to() -> None:
     model = host_or_device(plain_llama())
     cache = StaticCache(config=model.config, max_cache_len=32)
@@ -230,6 +234,7 @@ def test_gradients_are_those_of_the_whole_model() -> None:
         torch.testing.assert_close(ours.grad.cpu(), theirs.grad, msg=name)
 
 
+@pytest.mark.slow
 def test_a_forward_that_raises_leaves_weights_where_they_were() -> None:
     model = host_or_device(plain_llama())
     hook = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)

@@ -114,6 +114,7 @@ def test_calls_that_are_computed_whole() -> None:
     assert counted.stages.times.steps == 0
 
 
+@pytest.mark.slow
 def test_without_a_size_every_call_is() -> None:
     model = in_stages(None)
     with torch.no_grad():

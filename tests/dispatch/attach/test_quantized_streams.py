@@ -85,6 +85,7 @@ def test_the_error_of_each_weight_is_told(kind: str, tmp_path: Path) -> None:
     assert quantization_errors(dispatched) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", ["cpu", "disk"])
 def test_the_models_own_weights_stay_exact(home: str, tmp_path: Path) -> None:
     exact = stack(**SIZES)
@@ -149,6 +150,7 @@ def test_casting_on_the_way_restores_into_the_dtype_that_is_computed_in(tmp_path
     assert distance(output.float(), resident_output(stack(**SIZES), ids())) < 0.05
 
 
+@pytest.mark.slow
 def test_whole_models_can_be_offloaded_so(tmp_path: Path) -> None:
     exact = resident_output(stack(**SIZES), ids())
     from_memory = cpu_offload(stack(**SIZES), at(0), offload_dtype="int8")

@@ -261,6 +261,7 @@ def test_a_long_prompt_fetches_the_next_layer_ahead() -> None:
     assert counters["hits"] == 8 * (LAYERS - 1)
 
 
+@pytest.mark.slow
 def test_experts_cast_on_their_way_are_those_of_the_cast_model(tmp_path: Path) -> None:
     from bigmodel.dispatch.pretrained import from_pretrained
 
@@ -325,6 +326,7 @@ def test_on_the_host_unchosen_experts_on_disk_are_not_touched(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replaces", [False, True])
 def test_experts_that_are_written_to_past_their_version_counters_are_fetched_again(replaces: bool) -> None:
     both = resident(mixtral), offloaded(mixtral, expert_cache=1 << 30)
@@ -339,6 +341,7 @@ def test_experts_that_are_written_to_past_their_version_counters_are_fetched_aga
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.virtual_only("counts waits")
 def test_the_host_waits_once_in_each_layer_for_the_routers_choice() -> None:
     """Which experts are to be fetched from the host is decided on the device: the host must know it, once."""

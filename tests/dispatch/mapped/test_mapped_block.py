@@ -40,6 +40,7 @@ def test_a_tied_weight_counts_once_and_what_is_looked_up_by_rows_not_at_all(tmp_
     assert sum(step.nbytes for step in block.steps) == 400
 
 
+@pytest.mark.slow
 def test_dropping_gives_memory_back_and_reading_brings_it_again(tmp_path: Path) -> None:
     (block,), (registry,) = mapped_blocks(tmp_path, 1, elements=16 * MIB)
     weight = registry["weight"]

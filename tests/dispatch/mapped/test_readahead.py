@@ -309,6 +309,7 @@ def test_a_weight_that_replaced_a_mapped_one_is_not_paged_in(tmp_path: Path, pop
     assert registries[1]["weight"].tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_threads_share_a_reader_under_a_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks, registries = mapped_blocks(tmp_path, 6, elements=2**14)
     reader = under_budget(blocks, 3 * 2**16, monkeypatch)

@@ -61,6 +61,7 @@ def test_only_the_chosen_experts_are_read(folder: Path) -> None:
     assert counters["bytes_from_ram"] == 0
 
 
+@pytest.mark.slow
 def test_on_the_host_the_chosen_experts_come_into_memory_alone(folder: Path) -> None:
     model = from_pretrained(folder, {"": "disk"}, expert_cache=4 * EXPERT_BYTES)
     assert torch.equal(logits(model), logits(undispatch(from_pretrained(folder, {"": "disk"}))))
@@ -69,6 +70,7 @@ def test_on_the_host_the_chosen_experts_come_into_memory_alone(folder: Path) -> 
     assert counters["bytes_from_disk"] == counters["fetches"] * EXPERT_BYTES
 
 
+@pytest.mark.slow
 def test_the_same_through_load_checkpoint_and_dispatch(folder: Path) -> None:
     model = build_on_meta(folder)
     load_checkpoint_and_dispatch(model, folder, {"": 0, "model.layers": "disk"}, strict=True)

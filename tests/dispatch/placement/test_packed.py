@@ -105,6 +105,7 @@ def test_a_plan_is_obeyed_and_another_one_is_not_overruled(folder: Path) -> None
         from_pretrained(folder, plan, host_kernels="exact")
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_model_is_packed_anew(folder: Path) -> None:
     model = from_pretrained(folder, HOST, **PACKED)
     second = copy.deepcopy(model)
@@ -225,6 +226,7 @@ def test_auto_leaves_a_part_to_the_host_where_its_kernels_are_faster_than_the_li
     assert computed("packed")
 
 
+@pytest.mark.slow
 def test_experts_are_restored_beside_packed_layers(tmp_path: Path) -> None:
     expected = logits(published(tmp_path / "q", packed(), qwen3_moe, num_hidden_layers=3))
     model = from_pretrained(tmp_path / "q", HOST, **PACKED)

@@ -69,6 +69,7 @@ def test_a_plan_says_to_which_accelerator_each_part_is_streamed() -> None:
         resolve_device_map(model, missing)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
 @pytest.mark.parametrize("held", ["cpu", "disk"])
 @exact

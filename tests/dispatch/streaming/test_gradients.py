@@ -178,6 +178,7 @@ def test_a_reentrant_checkpoint_within_a_streamed_block_is_refused_with_what_to_
         loss.backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["fused", "foreach", "single"])
 def test_an_optimizer_step_on_the_host_weights_is_seen_by_the_next_forward(kernels: str) -> None:
     """Fused kernels increase no version counter of what they write to."""
@@ -304,6 +305,7 @@ def test_memory_that_runs_out_in_backward_leaves_everything_as_it_was() -> None:
     check_still_trains(model)
 
 
+@pytest.mark.slow
 @exact
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_any_moment_of_a_forward_leaves_everything_as_it_was() -> None:
@@ -638,6 +640,7 @@ def test_a_parameter_is_kept_however_a_forward_writes_it(
         assert torch.equal(value.cpu(), resident.state_dict()[name].cpu()), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offload_buffers", [False, True])
 @pytest.mark.parametrize("write", [add, add_to_data, set_data, set_whole])
 def test_a_parameter_beside_written_buffers_that_forward_writes_is_trained(
@@ -804,6 +807,7 @@ def test_a_transform_through_blocks_that_are_cast_on_their_way_is_refused() -> N
         torch.vmap(model)(torch.ones(2, 64, device=at(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_attention_of_pytorch_gives_the_bits_of_the_resident_model_where_gradients_are_on(training: bool) -> None:
     torch.manual_seed(0)
@@ -902,6 +906,7 @@ def writing_themselves(how: str) -> nn.Module:
     return nn.Sequential(*(WritesItself(how) for _ in range(3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device_map", [{"": "cpu"}, {"0": 0, "1": "cpu", "2": 0}], ids=str)
 @pytest.mark.parametrize("how", ["before", "data", "after"])
 def test_blocks_that_write_into_their_own_parameters_are_trained_as_they_are_undispatched(

@@ -32,6 +32,7 @@ def size_of(plan: Plan, *args: Any, **kwargs: Any) -> Any:
     return calls.size_of(args, kwargs)
 
 
+@pytest.mark.slow
 def test_what_generate_runs_is_planned(plan: Plan) -> None:
     assert size_of(plan, input_ids=TOKENS, logits_to_keep=1) is None
     assert size_of(plan, TOKENS[:, :1]) is None

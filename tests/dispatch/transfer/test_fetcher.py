@@ -49,6 +49,7 @@ def test_blocks_arrive_from_wherever_they_are(tmp_path: Path) -> None:
     assert streamer.stats.seconds_on_link > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 3, 5])
 def test_wrong_guesses_never_mix_slots_up(tmp_path: Path, step: int) -> None:
     """A fetch from memory into a slot must not be overtaken by an older one from disk into the same slot."""

@@ -19,6 +19,7 @@ def block_of(path: Path, names: list[str]) -> Block:
     return Block("block", [HostTensor(value, value.dtype) for value in values])
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(1, 30_000), min_size=1, max_size=8), pages=st.integers(1, 5), data=st.data())
 def test_chunks_cover_every_byte_once_and_are_aligned(

@@ -98,6 +98,7 @@ def test_streamed_buffers_are_stored_with_the_weights() -> None:
     assert uses["cpu"].buffers == profile.buffers
 
 
+@pytest.mark.slow
 def test_units_on_disk_that_the_host_computes_count_in_its_memory() -> None:
     profile = profile_model(tiny_llama(), context_length=32)
     count = len(profile.units)

@@ -35,6 +35,7 @@ def test_what_differs_in_the_tokens_that_ram_holds_shares_traces_and_their_peaks
     assert peaks[0] < of.dynamic_peaks({}, main=0)[0]
 
 
+@pytest.mark.slow
 def test_traces_of_the_last_sets_of_units_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     of = llama_profile(64, 32, num_hidden_layers=4)
     units = [index for index, nbytes in enumerate(of.kv_cache) if nbytes]

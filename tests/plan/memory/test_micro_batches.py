@@ -65,6 +65,7 @@ def test_peaks_stay_within_the_plan(size: int, count: int, late: bool) -> None:
         assert device.total <= device.budget
 
 
+@pytest.mark.slow
 def test_several_large_ones_take_more_than_the_batch_whole() -> None:
     whole = planned(None, 2).devices
     assert all(planned(4, 2).devices[index].activations > whole[index].activations for index in (0, 1))

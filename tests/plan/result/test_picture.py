@@ -34,6 +34,7 @@ def test_the_bar_of_a_device_is_as_long_as_its_bytes(plan: Plan, tmp_path: Path)
     assert drawn[1] / drawn[0] == pytest.approx(lengths[1] / lengths[0], rel=0.01)
 
 
+@pytest.mark.slow
 def test_free_memory_is_labelled_with_its_bytes_if_its_bar_is_shortened(plan: Plan, tmp_path: Path) -> None:
     tree = ElementTree.parse(plan.plot(tmp_path / "plan.svg"))
     titles = {title.text or "" for title in tree.iter(f"{SVG}title")}

@@ -83,6 +83,7 @@ def test_free_memory_holds_further_sequences(more: int) -> None:
     assert max_sequences(make_plan(profile, {0: exact + more * each + each - 1})) == 2 + more
 
 
+@pytest.mark.slow
 def test_a_host_gathers_no_pages() -> None:
     profile = profile_model(tiny_llama(), batch_size=2, context_length=64)
     assert make_plan(profile, {"cpu": "100MB"}).devices["cpu"].kv_gather == 0

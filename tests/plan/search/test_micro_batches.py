@@ -43,6 +43,7 @@ def test_devices_that_compute_get_small_ones() -> None:
     assert Plan.from_json(made.to_json()).micro_batch_size == made.micro_batch_size
 
 
+@pytest.mark.slow
 def test_slow_launches_get_none() -> None:
     made = planned("auto", machine=machine(1e13, accelerator=1e-10, call=1e-3))
     assert made.micro_batch_size is None

@@ -43,6 +43,7 @@ def greedy(given: Capacity, streams: bool = True) -> Assignment:
     return greedy_assignment(profile(), given, "auto", stream_buffers=False, streams=streams)
 
 
+@pytest.mark.slow
 def test_seconds_are_infinite_as_soon_as_they_are_no_less_than_a_bound() -> None:
     goal = searcher().goal
     known = greedy(capacity(0.5))
@@ -52,6 +53,7 @@ def test_seconds_are_infinite_as_soon_as_they_are_no_less_than_a_bound() -> None
     assert goal.seconds(known, alone) == inf
 
 
+@pytest.mark.slow
 def test_searching_with_bounds_finds_what_searching_without_them_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     given, bounded, twin = capacity(0.6), searcher(link=1.5e10), searcher(link=1.5e10)
     whole = twin.goal.seconds

@@ -62,6 +62,7 @@ def spread_over(of: Profile, *rates: float, known: Assignment | None = None) -> 
     return spread(cost, known or streamed_blocks(of), range(1, len(rates)), slots=2)
 
 
+@pytest.mark.slow
 def test_equal_links_take_turns() -> None:
     assert turns(spread_over(deep(), SLOW, SLOW), deep()) == [0, 1] * 6
     assert turns(spread_over(deep(), SLOW, SLOW, SLOW), deep()) == [0, 1, 2] * 4

@@ -95,6 +95,7 @@ def test_for_one_sequence_it_is_not() -> None:
     assert {part.runs_on for part in made.parts} == {0}
 
 
+@pytest.mark.slow
 def test_a_head_that_shares_the_embedding_stays_with_it() -> None:
     of = llama_profile(tie_word_embeddings=True, vocab_size=8192, **DEEP)
     made = plan(of, budgets(of, 0.8, 0.8), machine=computing())

@@ -70,6 +70,7 @@ def test_a_slow_link_is_the_bottleneck_of_a_step_with_streamed_blocks() -> None:
     assert step.link <= step.seconds <= step.link + step.compute[0] + 1e-9
 
 
+@pytest.mark.slow
 def test_a_block_on_the_host_transfers_inputs_and_no_weights() -> None:
     cost = CostModel(profile(), machine(link=1e6))
     step = cost.seconds(1, blocks_at(*COMPUTED))
@@ -77,6 +78,7 @@ def test_a_block_on_the_host_transfers_inputs_and_no_weights() -> None:
     assert step.seconds > step.compute["cpu"] + step.compute[0]
 
 
+@pytest.mark.slow
 def test_inputs_from_the_host_wait_for_weights_on_the_link() -> None:
     cost, streamed, computed = CostModel(profile(), machine(link=1e6)), blocks_at(*STREAMED), blocks_at(*COMPUTED)
     last = max(index for index, unit in enumerate(profile().units) if unit.is_block)

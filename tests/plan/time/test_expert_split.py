@@ -61,11 +61,13 @@ def test_a_fast_link_fetches_all() -> None:
     assert found.expert_cache
 
 
+@pytest.mark.slow
 def test_experts_are_streamed_where_a_smaller_cache_than_usual_fits() -> None:
     """The usual cache is as large as slots for whole layers: here more than the budget."""
     assert step(planned(1e11)) == step(planned(1e11, "stream")) < 0.5 * step(planned(1e11, "compute"))
 
 
+@pytest.mark.slow
 def test_rates_are_those_of_one_expert() -> None:
     split = planned(1e9).expert_split
     assert split is not None
@@ -75,6 +77,7 @@ def test_rates_are_those_of_one_expert() -> None:
     assert split.below == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offload", ["stream", "compute"])
 def test_nothing_is_divided_unless_the_host_may_compute(offload: str) -> None:
     assert planned(1e9, offload).expert_split is None

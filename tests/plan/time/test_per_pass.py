@@ -103,6 +103,7 @@ def test_per_pass_choices_are_made_only_if_allowed(options: dict[str, Any]) -> N
     assert planned(profile(), **options).computed_below == {}
 
 
+@pytest.mark.slow
 def test_quantised_weights_are_not_computed_on_the_host() -> None:
     assert planned(profile(), offload_dtype="int8").computed_below == {}
 

@@ -33,6 +33,7 @@ def passes(made: Plan) -> Speculation:
     return made.speculation
 
 
+@pytest.mark.slow
 def test_a_streamed_dense_model_verifies_four_tokens_in_the_time_of_one() -> None:
     made = planned(llama_profile(hidden_size=256, intermediate_size=1024, num_hidden_layers=8), share=3)
     assert made.streamed
@@ -59,6 +60,7 @@ def test_a_batch_that_chooses_most_experts_anyway_gains() -> None:
     assert found.count(16) > 0
 
 
+@pytest.mark.slow
 def test_wider_passes_take_longer() -> None:
     for found in (passes(planned(mixture())), passes(planned(llama_profile()))):
         seconds = [second for _, second in found.seconds]
@@ -66,6 +68,7 @@ def test_wider_passes_take_longer() -> None:
         assert [number for number, _ in found.seconds] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_no_proposals_are_no_prediction() -> None:
     assert planned(mixture(), draft_tokens=0).speculation is None
     assert planned(llama_profile(context_length=0)).speculation is None

@@ -20,6 +20,7 @@ def planned(accelerators: int = 2, share: float = 0.75, link: float = 1e8) -> Pl
     return plan(of, budget, "balanced", machine=machine(link, accelerator=1e-11))
 
 
+@pytest.mark.slow
 def test_a_resident_model_has_the_seconds_of_each_device() -> None:
     made = planned(link=1e13)
     assert not made.streamed

@@ -49,6 +49,7 @@ def test_units_on_disk_take_the_time_of_the_disk_if_that_is_longer() -> None:
     assert cost.fetch(0, block(), ("disk", 0), on_disk=2**40) == pytest.approx(weights / MACHINE.disk_cold)
 
 
+@pytest.mark.slow
 def test_compute_takes_the_time_of_the_device_and_longer_for_a_prompt_than_for_a_step() -> None:
     cost = UnitCost(profile(), MACHINE)
     host, accelerator = cost.compute(1, block(), "cpu"), cost.compute(1, block(), 0)

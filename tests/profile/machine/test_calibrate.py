@@ -89,6 +89,7 @@ def test_the_call_overhead_is_measured_with_a_tiny_model() -> None:
     assert slow == pytest.approx(1e-5, rel=0.5)
 
 
+@pytest.mark.slow
 def test_the_works_of_a_model_are_those_of_its_prompt_and_of_its_last_step() -> None:
     prompt, step = works_of(tiny_llama(num_hidden_layers=1), 2, 9, CPU)
     products = [[work.rows for work in works if work.kind == PRODUCT] for works in (prompt, step)]

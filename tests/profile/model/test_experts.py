@@ -43,6 +43,7 @@ def test_a_unit_has_experts_and_bytes_without_them() -> None:
     assert all(unit.experts == () for unit in profile_model(tiny_llama(), context_length=0).units)
 
 
+@pytest.mark.slow
 def test_a_dry_run_records_router_choices() -> None:
     profile = profile_model(mixtral(), batch_size=2, context_length=9, new_tokens=1)
     prompt, step = (phase.trace.choices() for phase in profile.phases)

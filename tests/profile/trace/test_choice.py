@@ -93,6 +93,7 @@ def test_what_keeps_a_few_tokens_of_its_own_is_predicted_but_for_one_number(sett
     assert abs(measured - predicted) <= torch.long.itemsize
 
 
+@pytest.mark.slow
 def test_a_model_that_has_no_settings_is_planned_as_before() -> None:
     model = t.LlamaForCausalLM(t.LlamaConfig(**SIZES)).eval()
     model.generation_config = None

@@ -301,6 +301,7 @@ def test_a_model_whose_blocks_do_not_run_one_after_the_other_runs_whole() -> Non
     assert [units[index].name for index in phase.trace.order()] == ["blocks.2", "blocks.0"]
 
 
+@pytest.mark.slow
 def test_the_unit_that_allocated_a_tensor_is_that_of_its_last_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a scan of all events, which takes longer the more there are."""
 

@@ -343,6 +343,7 @@ def test_a_prompt_in_chunks_takes_what_its_last_full_one_does(family: str, chunk
     assert measured == planned if exact else 0.9 * planned <= measured <= planned
 
 
+@pytest.mark.slow
 def test_a_prompt_of_a_model_without_a_cache_is_whole() -> None:
     model = small("llama")
     model.generation_config.use_cache = False

@@ -58,6 +58,7 @@ def test_the_bits_are_those_of_copied_keys_and_values(make: Callable[[], Any], d
         assert torch.equal(scores(model, rows), expected)
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_not_copied() -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (

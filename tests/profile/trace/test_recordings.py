@@ -63,6 +63,7 @@ def test_a_model_of_other_layers_shares_nothing() -> None:
         assert [profile(True), profile(False)] == expected
 
 
+@pytest.mark.slow
 def test_the_model_of_the_tests_is_one_that_is_sampled() -> None:
     model = tiny_llama(num_hidden_layers=DEPTHS[0])
     assert isinstance(model, LlamaForCausalLM)

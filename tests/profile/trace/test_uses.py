@@ -111,6 +111,7 @@ def test_a_generation_that_cannot_be_recorded_is_not_counted_as_one_forward_with
     assert sum(profile.kv_cache) == 0
 
 
+@pytest.mark.slow
 def test_images_need_no_context_and_sounds_are_transcribed() -> None:
     assert phases(vit(), context_length=0, new_tokens=0) == [("forward", 1)]
     assert [name for name, _ in phases(whisper())] == ["prefill", "decode"]

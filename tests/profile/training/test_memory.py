@@ -97,6 +97,7 @@ def test_checkpointing_reduces_saved_activations() -> None:
     assert training_memory(model, 4, 64, checkpointing=True).activations < training_memory(model, 4, 64).activations
 
 
+@pytest.mark.slow
 def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
     model = llama()
     for parameter in model.model.layers.parameters():

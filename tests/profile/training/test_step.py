@@ -126,6 +126,7 @@ def test_gradients_of_blocks_come_after_those_of_the_head() -> None:
     assert beside[REDUCING] > beside[BACKWARD]
 
 
+@pytest.mark.slow
 def test_the_model_is_unchanged() -> None:
     model = t.LlamaForCausalLM(CONFIG).eval()
     recorded(model)

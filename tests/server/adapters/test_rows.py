@@ -167,6 +167,7 @@ def pefts_answer(folder: Path) -> list[int]:
     return oracle.generate(adapted(tiny_model(layers=LAYERS), folder), tiny_tokenizer(), list(range(20)), greedy)
 
 
+@pytest.mark.slow
 def test_gpt2s_layers_have_adapters(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": len(tiny_tokenizer()), "initializer_range": 0.2}
@@ -214,6 +215,7 @@ def test_logits_are_bitwise_those_of_pefts_model(dtype: torch.dtype, stored: tor
             assert torch.equal(model(tokens).logits, peft(tokens).logits)
 
 
+@pytest.mark.slow
 def test_two_sets_of_adapters_of_one_model_do_not_mix(folders: dict[str, Path]) -> None:
     model = tiny_model()
     read = [read_adapter("legal", folders["legal"])]

@@ -66,6 +66,7 @@ def merged(deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(calls.values())
 
 
+@pytest.mark.slow
 def test_the_list_of_models(ui: httpx.Client) -> None:
     answer = ui.get("/models")
     (model,) = answer.json()["data"]
@@ -89,6 +90,7 @@ def test_a_streamed_chat(ui: httpx.Client) -> None:
         assert usage["completion_tokens"] <= 8
 
 
+@pytest.mark.slow
 def test_a_task_such_as_a_title(ui: httpx.Client) -> None:
     prompt = '### Task:\nWrite a title of 3 to 5 words.\n### Output:\nJSON: { "title": "..." }\n### Chat:\nhi'
     body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "stream": False}
@@ -102,6 +104,7 @@ def test_a_task_may_ask_for_no_more_tokens_than_the_context_has(ui: httpx.Client
     assert (error["code"], error["param"]) == ("context_length_exceeded", "max_completion_tokens")
 
 
+@pytest.mark.slow
 def test_functions_are_called_and_their_results_sent_back(hermes: str) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
     with httpx.Client(base_url=f"{hermes}/v1", headers=HEADERS, timeout=60) as ui:

@@ -47,6 +47,7 @@ def test_sequences_and_positions_are_those_of_the_plan(placed: Loaded) -> None:
     assert scheduler.max_batch_tokens <= SEQUENCES * CONTEXT
 
 
+@pytest.mark.slow
 def test_sequences_at_once_are_limited_by_memory(placed: Loaded) -> None:
     made = engine(placed, max_sequences=SEQUENCES)
     made.start()

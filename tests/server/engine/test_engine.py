@@ -166,6 +166,7 @@ def test_bits_are_equal_with_the_prefix_cache(engine: Engine) -> None:
     assert engine.core.scheduler.prefix.hits >= 5 * 3 * B
 
 
+@pytest.mark.slow
 def test_choices_share_their_prompt_and_differ_in_what_they_draw(engine: Engine) -> None:
     prompt = prompts(1, 10)[0] * 50
     collector = ask(engine, prompt, n=4, max_tokens=12, temperature=1.0, seed=3, ignore_eos=True)
@@ -177,6 +178,7 @@ def test_choices_share_their_prompt_and_differ_in_what_they_draw(engine: Engine)
     assert [tuple(again.tokens(index)) for index in range(4)] == texts
 
 
+@pytest.mark.slow
 def test_stop_strings_end_the_text_before_them(engine: Engine) -> None:
     free = ask(engine, "the cat", max_tokens=40, temperature=1.0, seed=1, ignore_eos=True)
     free.wait()
@@ -255,6 +257,7 @@ def test_a_cancelled_request_is_gone_before_the_next_step() -> None:
     engine.stop()
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_waiting_requests_too() -> None:
     engine = slow_engine(max_sequences=1)
     ask(engine, "the cat", max_tokens=900, ignore_eos=True)

@@ -150,6 +150,7 @@ def test_a_fault_fails_its_sequence_and_no_other(
     assert core.scheduler.pool.used == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["prefill", "decode", "keys and values are written"])
 def test_a_fault_that_does_not_come_again_fails_nobody(
     stage: str, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
@@ -193,6 +194,7 @@ class FaultyGrammar:
             raise FaultError("secret")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["state", "mask", "advance"])
 def test_a_grammar_that_raises_fails_its_sequence_and_no_other(method: str, alone: list[list[int]]) -> None:
     core = engine().core
@@ -232,6 +234,7 @@ def test_a_sink_that_takes_nothing_leaves_the_others_alone(
     assert held(core) == 0
 
 
+@pytest.mark.slow
 def test_an_end_that_cannot_be_sent_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     fails(monkeypatch, Collector, "put", lambda sink, event: isinstance(event, Done))
     results_ = results(engine().core, requests())
@@ -276,6 +279,7 @@ def test_a_draft_model_that_fails_within_a_forward_forgets_what_it_had_not_compu
     assert all(sequence.takes_drafts for request in asked for sequence in request.sequences)
 
 
+@pytest.mark.slow
 def test_a_draft_model_whose_context_is_shorter_than_it_says_costs_drafts_only(alone: list[list[int]]) -> None:
     torch.manual_seed(0)
     short = transformers.GPT2Config(vocab_size=len(tiny_tokenizer()), n_embd=16, n_layer=1, n_head=2, n_positions=376)

@@ -95,6 +95,7 @@ def test_a_streamed_model_gives_the_same(layers: dict[str, str], accelerators: N
     assert isinstance(text.wait(), Done)
 
 
+@pytest.mark.slow
 def test_a_streamed_encoder_gives_the_same(accelerators: None) -> None:
     streamed = encoder_core(dispatch_model(encoder(), {"": "cpu"}, main_device="virtual:0"))
     asked = [ask(streamed, prompt, "mean") for prompt in PROMPTS]

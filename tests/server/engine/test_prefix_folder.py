@@ -182,6 +182,7 @@ def test_texts_that_grow_do_not_wait_for_a_long_prompt_to_be_read(checkpoint: Pa
     assert (len(PROMPT), 9) in reading[1][0]
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_a_prompt_are_computed(checkpoint: Path, tmp_path: Path) -> None:
     loaded = placed(checkpoint)
     answer(first := started(loaded, tmp_path))
@@ -193,6 +194,7 @@ def test_log_probabilities_of_a_prompt_are_computed(checkpoint: Path, tmp_path: 
     assert [len(each or ()) for each in found] == [len(PROMPT)]
 
 
+@pytest.mark.slow
 def test_a_folder_without_use_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     loaded = placed(checkpoint)
     for wrong, message in (

@@ -178,6 +178,7 @@ def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callab
     tight.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ALL)
 def test_long_prompts_are_computed_in_blocks(make: Callable[[], Any]) -> None:
     model = built(make)
@@ -192,6 +193,7 @@ def test_long_prompts_are_computed_in_blocks(make: Callable[[], Any]) -> None:
     engine.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -248,6 +250,7 @@ def test_a_step_that_fails_ends_one_sequence_and_the_others_are_computed_again(m
     engine.stop()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_with_recurrent_states_is_refused() -> None:
     with pytest.raises(ServeError, match="cannot be taken out of this model's recurrent states"):
         tiny_engine(built(bamba), prompt_lookup=3)

@@ -324,6 +324,7 @@ def test_stages_are_timed() -> None:
         assert 0 <= each["idle_share"] < 1
 
 
+@pytest.mark.slow
 def test_the_plan_decides_how_many_are_in_flight() -> None:
     engine = core(stages(), None)  # a given device map predicts nothing
     assert engine.in_flight is None
@@ -333,6 +334,7 @@ def test_the_plan_decides_how_many_are_in_flight() -> None:
     assert (found.most, found.steps(1)) == (4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "why"),
     [({"prompt_lookup": 4}, "proposed tokens"), ({"draft_tokens": 1}, None)],
@@ -346,6 +348,7 @@ def test_what_does_not_go_together_is_named(options: dict[str, Any], why: str | 
     assert core(stages(), None, **options).in_flight is None
 
 
+@pytest.mark.slow
 def test_a_model_on_one_device_has_no_stages() -> None:
     one = dispatch_model(tiny_model(), {"": "virtual:0"})
     found = dispatched(one)

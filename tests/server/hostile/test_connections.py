@@ -77,6 +77,7 @@ def test_an_upload_that_stops_is_closed_and_leaves_nothing(monkeypatch: pytest.M
         assert files.total_bytes == 0
 
 
+@pytest.mark.slow
 def test_an_endless_header_is_refused(impatient: str) -> None:
     with connected(impatient) as client:
         try:
@@ -96,6 +97,7 @@ def test_idle_and_slow_connections_do_not_affect_others(url: str) -> None:
         assert httpx.get(f"{url}/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_connections_beyond_the_bound_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_limits, "CONNECTIONS", 5)
     with serving(tiny_app()) as url, ExitStack() as stack:
@@ -107,6 +109,7 @@ def test_connections_beyond_the_bound_are_closed(monkeypatch: pytest.MonkeyPatch
         assert b" 200 " in clients[0].recv(100)
 
 
+@pytest.mark.slow
 def test_an_address_has_a_share_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_limits, "CONNECTIONS_OF_AN_ADDRESS", 5)
     with serving(tiny_app()) as url, ExitStack() as stack:

@@ -48,6 +48,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name != "nested parentheses" else ()) for name in BOMBS]
 )

@@ -15,6 +15,7 @@ from tests.server.live import serving
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 
+@pytest.mark.slow
 def test_while_loading_it_is_alive_but_not_ready() -> None:
     go = threading.Event()
 
@@ -59,6 +60,7 @@ def test_a_draft_model_changes_no_token() -> None:
     assert accepted >= 10  # its own twin guesses right, but for ties
 
 
+@pytest.mark.slow
 def test_a_loader_that_fails_is_reported() -> None:
     failures: list[BaseException] = []
 
@@ -76,6 +78,7 @@ def test_a_loader_that_fails_is_reported() -> None:
     assert [str(error) for error in failures] == ["the disk is gone"]
 
 
+@pytest.mark.slow
 def test_the_engine_is_visible_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     start = Engine.start
@@ -96,6 +99,7 @@ def test_a_model_and_a_loader_are_exclusive() -> None:
         create_app()
 
 
+@pytest.mark.slow
 def test_the_application_can_be_described() -> None:
     app = create_app(tiny_model(), tiny_tokenizer(), model_name="tiny")
     paths = app.openapi()["paths"]

@@ -60,6 +60,7 @@ def content(client: httpx.Client, file_id: str) -> dict[str, dict[str, Any]]:
     return answers(client.get(f"/files/{file_id}/content").content)
 
 
+@pytest.mark.slow
 def test_a_batch_has_the_answers_that_its_requests_have(client: httpx.Client) -> None:
     asked = {"a": {}, "b": {"prompt": "the mat"}, "bad": {"temperature": 9}, "streamed": {"stream": True}}
     batch = begin(client, upload(client, *(request(name, **fields) for name, fields in asked.items()))).json()
@@ -106,6 +107,7 @@ def test_a_body_that_asks_for_something_else_is_refused_by_name(
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
+@pytest.mark.slow
 def test_another_key_has_404_for_it_and_its_files(client: httpx.Client) -> None:
     file = upload(client, request("a"))
     batch = ended(client, begin(client, file).json())
@@ -121,6 +123,7 @@ def test_another_key_has_404_for_it_and_its_files(client: httpx.Client) -> None:
     assert client.post(f"/batches/{batch['id']}/cancel").json()["error"]["code"] == "batch_ended"
 
 
+@pytest.mark.slow
 def test_batches_are_listed_the_newest_first(client: httpx.Client) -> None:
     made = [begin(client, upload(client, request("a")), metadata={"n": str(n)}).json()["id"] for n in range(3)]
     shown = client.get("/batches", params={"limit": 2}).json()

@@ -249,6 +249,7 @@ async def test_a_client_is_its_key_or_its_address() -> None:
     assert client_of({"type": "http", "client": None}) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/models", "/nowhere", "/v1/messages"])
 def test_every_answer_has_the_id_of_its_request(path: str) -> None:
     with serving(tiny_app(api_keys=("alpha",))) as url, httpx.Client(base_url=url) as client:

@@ -22,6 +22,7 @@ def completion(prompt: Any = "x", **fields: Any) -> CompletionBody:
     return CompletionBody.model_validate({"model": "tiny", "prompt": prompt, **fields})
 
 
+@pytest.mark.slow
 def test_a_completion_has_sixteen_tokens_by_default(url: str) -> None:
     assert post(url, COMPLETIONS).json()["usage"]["completion_tokens"] == 16
     assert post(url, COMPLETIONS, max_tokens=3).json()["usage"]["completion_tokens"] == 3

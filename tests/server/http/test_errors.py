@@ -160,6 +160,7 @@ def test_unknown_routes_and_methods_are_404_and_405(url: str) -> None:
     assert refused.headers["allow"] == "POST"
 
 
+@pytest.mark.slow
 def test_an_unexpected_error_shows_no_details() -> None:
     app = tiny_app()
 

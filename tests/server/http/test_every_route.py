@@ -64,6 +64,7 @@ def test_an_unknown_field_and_another_model_are_refused_and_counted(guarded: str
     assert (refused(guarded_app, 400), refused(guarded_app, 404)) == (before[0] + 1, before[1] + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_a_server_that_shuts_down_takes_nothing_more(path: str) -> None:
     app = tiny_app()

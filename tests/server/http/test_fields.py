@@ -32,6 +32,7 @@ ALL = [(path, row) for path in BODIES for row in rows(path)]
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "serve-fields.md"
 
 
+@pytest.mark.slow
 def test_every_route_with_a_body_is_listed(app: Any) -> None:
     posted = {
         path

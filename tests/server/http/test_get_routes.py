@@ -106,6 +106,7 @@ def test_one_server_shows_its_devices_and_its_engine(url: str) -> None:
     assert shown["engine"]["state"] == "running"
 
 
+@pytest.mark.slow
 def test_the_status_can_omit_plans() -> None:
     app = tiny_app()
     app.state.server.first.running.plan = SimpleNamespace(to_json=lambda: '{"parts": []}', devices={})

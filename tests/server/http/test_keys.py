@@ -157,6 +157,7 @@ def test_no_more_than_two_minutes_worth_is_let_in_within_one(steps: list[tuple[f
         assert sum(begin <= at < begin + 60 for at in taken) <= 2 * limit
 
 
+@pytest.mark.slow
 def test_a_key_beyond_its_requests_is_told_when_to_come_again() -> None:
     keys = (ApiKey.of("a", "alice", requests=2, tokens=1000), ApiKey.of("b", "bob"))
     with serving(tiny_app(api_keys=keys)) as url, httpx.Client(base_url=url) as client:
@@ -178,6 +179,7 @@ def test_a_key_beyond_its_requests_is_told_when_to_come_again() -> None:
     assert f'bigmodel_key_tokens_total{{key="alice",kind="generated"}} {2 * used["completion_tokens"]:.1f}' in metrics
 
 
+@pytest.mark.slow
 def test_a_key_beyond_its_tokens_waits() -> None:
     app = tiny_app(api_keys=(ApiKey.of("a", "alice", tokens=5),))
     with serving(app) as url, httpx.Client(base_url=url) as client:

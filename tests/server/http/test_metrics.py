@@ -52,6 +52,7 @@ def test_requests_tokens_and_times_are_counted() -> None:
         assert value(url, "bigmodel_device_bytes", device="cpu", kind="weights") > 0
 
 
+@pytest.mark.slow
 def test_streamed_bytes_are_shown_by_tier() -> None:
     model = tiny_model()
     model.dispatch_stats = lambda: {"cuda:0": {"bytes_from_ram": 7, "bytes_from_disk": 9, "seconds_waited": 0.5}}
@@ -64,6 +65,7 @@ def test_streamed_bytes_are_shown_by_tier() -> None:
         ]
 
 
+@pytest.mark.slow
 def test_experts_and_keys_and_values_that_are_fetched_are_apart() -> None:
     model = tiny_model()
     own = {"bytes_from_ram": 7, "bytes_from_disk": 9, "seconds_waited": 0.5}
@@ -74,6 +76,7 @@ def test_experts_and_keys_and_values_that_are_fetched_are_apart() -> None:
         assert [each["device"] for each in httpx.get(f"{url}/plan").json()["streamed"]] == ["cuda:0, experts", "kv"]
 
 
+@pytest.mark.slow
 def test_the_plan_route_shows_placement_and_the_engine() -> None:
     model = tiny_model()
     weights = sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers())

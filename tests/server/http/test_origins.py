@@ -65,6 +65,7 @@ def test_by_default_no_page_may(url: str) -> None:
     assert "access-control-allow-origin" not in httpx.get(f"{url}/health", headers={"Origin": PAGE}).headers
 
 
+@pytest.mark.slow
 def test_a_star_stands_for_all() -> None:
     with serving(app_with("*")) as url:
         for origin in (PAGE, "null"):

@@ -117,6 +117,7 @@ def begun(stack: ExitStack, url: str, key: str) -> socket.socket:
     return client
 
 
+@pytest.mark.slow
 def test_a_client_s_large_bodies_wait_for_each_other_and_not_for_another_client_s(keyed: tuple[str, Any]) -> None:
     url, server = keyed
     with ExitStack() as stack:
@@ -135,6 +136,7 @@ def test_a_client_s_large_bodies_wait_for_each_other_and_not_for_another_client_
     wait_until(lambda: server.large.idle)
 
 
+@pytest.mark.slow
 def test_who_leaves_ends_its_turn(keyed: tuple[str, Any]) -> None:
     url, server = keyed
     with ExitStack() as stack:

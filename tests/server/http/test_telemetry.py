@@ -33,6 +33,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Any:
     return exporter
 
 
+@pytest.mark.slow
 def test_a_request_has_spans_of_waiting_prompt_and_answer(spans: Any) -> None:
     body = {"model": "tiny", "prompt": "the cat", "max_tokens": 3, "ignore_eos": True}
     header = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -61,6 +62,7 @@ def test_without_the_extra_there_is_one_clear_error(monkeypatch: pytest.MonkeyPa
         Telemetry()
 
 
+@pytest.mark.slow
 def test_an_end_without_a_collector_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "FLUSH_SECONDS", 0.1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")

@@ -85,6 +85,7 @@ def test_more_tokens_than_the_context_has_are_refused(url: str, route: str, body
     assert "at most 1024 fit" in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_as_many_tokens_as_the_context_has_are_given() -> None:
     context = 1 << 15
     with serving(tiny_app(tiny_model(max_position_embeddings=context))) as url:
@@ -93,6 +94,7 @@ def test_as_many_tokens_as_the_context_has_are_given() -> None:
         assert httpx.post(f"{url}/detokenize", json={"tokens": given["tokens"]}).json() == {"prompt": "q" * context}
 
 
+@pytest.mark.slow
 def test_a_text_far_beyond_a_long_context_is_not_tokenized_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     encode = TextCodec._encode

@@ -99,6 +99,7 @@ async def test_two_that_fit_stay_and_otherwise_the_least_recently_used_one_goes(
     assert (a.unloads, b.unloads) == (0, 1)
 
 
+@pytest.mark.slow
 async def test_a_model_in_use_is_waited_for_and_takes_nothing_new_meanwhile() -> None:
     a, b = Fake("a"), Fake("b")
     pool = pool_of(a, b)
@@ -114,6 +115,7 @@ async def test_a_model_in_use_is_waited_for_and_takes_nothing_new_meanwhile() ->
     assert (a.loads, b.loads, a.unloads) == (2, 1, 1)
 
 
+@pytest.mark.slow
 async def test_one_that_an_engine_computes_for_is_in_use() -> None:
     a, b = Fake("a"), Fake("b")
     pool = pool_of(a, b)
@@ -137,6 +139,7 @@ async def test_those_who_waited_have_a_model_before_it_makes_room_again() -> Non
     assert a.loads == b.loads == 1
 
 
+@pytest.mark.slow
 async def test_a_wait_is_bounded_and_what_made_room_goes_on() -> None:
     a, b = Fake("a"), Fake("b")
     pool = pool_of(a, b)
@@ -149,6 +152,7 @@ async def test_a_wait_is_bounded_and_what_made_room_goes_on() -> None:
     assert (a.loads, b.loads, a.unloads, a.closing) == (1, 0, 0, False)
 
 
+@pytest.mark.slow
 async def test_a_load_that_takes_longer_than_requests_wait_goes_on_for_the_next_one() -> None:
     model = Fake("a")
     pool = pool_of(model)
@@ -240,6 +244,7 @@ async def test_one_that_fits_nowhere_unloads_nothing() -> None:
     assert a.usable
 
 
+@pytest.mark.slow
 async def test_an_unused_model_is_unloaded_after_a_while() -> None:
     a, b = Fake("a", 4), Fake("b", 4)
     pool = pool_of(a, b, keep_alive=0.1)

@@ -40,6 +40,7 @@ def test_memory_is_back_though_the_engine_and_weights_are_still_held(
     assert not running.engine.healthy
 
 
+@pytest.mark.slow
 def test_steps_are_computed_within_the_given_context(tmp_path: Path) -> None:
     entered = []
 

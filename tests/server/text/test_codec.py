@@ -120,6 +120,7 @@ def test_invalid_bytes_do_not_hold_text_back() -> None:
     assert "".join(parts) == codec.decode(continuation * 100)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([94, 125, 126, 127, 200, 230, 33]), min_size=40, max_size=120))
 def test_long_runs_of_broken_bytes_add_up_too(ids: list[int]) -> None:
     assert "".join(pieces(ids)) == codec.decode(ids)

@@ -149,6 +149,7 @@ def test_bytes_of_all_images_are_bounded_together(host: str, monkeypatch: pytest
         hosts.fetch([url, url, url])
 
 
+@pytest.mark.slow
 def test_a_host_that_sends_a_byte_at_a_time_is_left(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_urls, "SECONDS", 0.2)
     with pytest.raises(ImageError, match=r"from 127\.0\.0\.1 took too long"):
@@ -163,6 +164,7 @@ def silent() -> socket.socket:
     return listener
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_host_that_answers_nothing_is_left(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_urls, "SECONDS", 0.2)

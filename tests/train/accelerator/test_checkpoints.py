@@ -287,6 +287,7 @@ def test_each_process_may_name_a_folder_of_its_own(folder: Path) -> None:
     assert again.epoch() == expected
 
 
+@pytest.mark.slow
 @on_ranks
 def test_processes_that_split_their_models_need_one_folder(folder: Path) -> None:
     accelerator = Accelerator()
@@ -300,6 +301,7 @@ def disk_full(*arguments: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.slow
 @on_ranks
 def test_when_the_disk_of_one_process_is_full_all_processes_raise_at_once(folder: Path) -> None:
     run = Run(Accelerator())
@@ -323,6 +325,7 @@ def test_when_the_disk_of_one_process_is_full_all_processes_raise_at_once(folder
     assert torch.equal(run.weights(), weights)
 
 
+@pytest.mark.slow
 @on_ranks
 def test_when_one_process_cannot_read_all_processes_raise_at_once(folder: Path) -> None:
     run = Run(Accelerator())
@@ -344,6 +347,7 @@ def fails(*arguments: Any) -> None:
     raise ValueError("no state")
 
 
+@pytest.mark.slow
 @on_ranks
 def test_when_a_hook_or_loader_of_one_process_fails_all_processes_raise_at_once(folder: Path) -> None:
     run = Run(Accelerator())

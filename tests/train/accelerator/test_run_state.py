@@ -110,6 +110,7 @@ def test_stateful_loaders_go_on_where_accelerate_saved_them(tmp_path: Path) -> N
     assert len(list(loader)) == 6
 
 
+@pytest.mark.slow
 def test_a_saved_state_of_a_loader_that_is_not_stateful_now_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -41,6 +41,7 @@ def source(dataset: Numbers, **options: Any) -> DispatchSource:
     )
 
 
+@pytest.mark.slow
 @on_ranks
 def test_batches_of_any_dtype_are_dealt_with_what_is_no_tensor() -> None:
     rank = PartialState().process_index

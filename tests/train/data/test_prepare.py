@@ -76,6 +76,7 @@ def prepared(dataset: Any, size: int, **options: Any) -> DataLoaderShard:
     return prepare_data_loader(loader, put_on_device=True, **options)
 
 
+@pytest.mark.slow
 @on_ranks
 def test_map_style_batches_are_shared() -> None:
     for length in range(1, 14):
@@ -90,6 +91,7 @@ def test_uneven_batches_are_shared_where_both_have_one() -> None:
     assert [len(batch) for batch in loader] == [4 - PartialState().process_index]
 
 
+@pytest.mark.slow
 @on_ranks
 def test_an_iterable_dataset_is_read_by_all_when_it_cannot_be_shared() -> None:
     for length in range(1, 14):
@@ -100,6 +102,7 @@ def test_an_iterable_dataset_is_read_by_all_when_it_cannot_be_shared() -> None:
     assert samples(whole) == list(range(8))
 
 
+@pytest.mark.slow
 @on_ranks
 def test_a_shardable_dataset_is_read_in_parts() -> None:
     for length in (2, 7, 9, 12):
@@ -171,6 +174,7 @@ def test_an_error_of_process_0_while_reading_reaches_every_process() -> None:
         list(loader)
 
 
+@pytest.mark.slow
 @on_ranks
 def test_a_loop_left_early_leaves_the_processes_in_step() -> None:
     for dataset in (range(20), Stream(20), Shardable(20)):

@@ -89,6 +89,7 @@ print("its output")
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_raised_and_does_not_end_is_ended() -> None:
     ended = run(
         ["-c", RAISED_AND_KEPT.format(KEPT)], timeout=30
@@ -98,6 +99,7 @@ def test_a_process_that_raised_and_does_not_end_is_ended() -> None:
     assert "has not ended, kept by uploads, reader: it is ended" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_raised_may_finish_what_it_does_at_exit() -> None:
     saves = "import atexit, time; atexit.register(lambda: (time.sleep(0.2), print('saved')))"
     assert run(["-c", RAISED_AND_KEPT.format(saves)], timeout=60).stdout == "saved\n"

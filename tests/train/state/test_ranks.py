@@ -63,6 +63,7 @@ def test_printing_happens_once_on_each_machine(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "from 0\nfrom 2\n"
 
 
+@pytest.mark.slow
 @on_ranks
 def test_the_main_process_goes_first(folder: Path) -> None:
     state = PartialState()

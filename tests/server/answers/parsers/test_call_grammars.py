@@ -58,6 +58,7 @@ def test_every_format_of_calls_has_a_grammar() -> None:
     assert CALL_GRAMMARS.keys() == TOOL_FORMATS.keys() == WRITTEN.keys()
 
 
+@pytest.mark.slow
 @ALL
 def test_an_answer_is_calls_or_the_text_that_is_held(tools: str) -> None:
     grammar, single = grammar_of(tools), grammar_of(tools, single=True)
@@ -72,6 +73,7 @@ def test_an_answer_is_calls_or_the_text_that_is_held(tools: str) -> None:
     assert not begins(grammar, calls.replace("3", "three"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", sorted(TOOL_FORMATS.keys() - {"glm", "qwen-xml"}))  # whose free text never ends
 @pytest.mark.parametrize("single", [False, True])
 def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls_that_fit(tools: str, single: bool) -> None:
@@ -112,6 +114,7 @@ def random_answer(grammar: Grammar, generator: torch.Generator) -> str | None:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begin", "opened"), [("", True), ("<think>", False), (None, False)])
 def test_reasoning_before_the_text_is_free(begin: str | None, opened: bool) -> None:
     grammar = grammar_of("hermes", "think", opened=opened)
@@ -130,6 +133,7 @@ def test_analysis_comes_before_the_final_message() -> None:
     assert not begins(grammar, analysis + "<|channel|>final<|message|>Rain")
 
 
+@pytest.mark.slow
 def test_arguments_between_tags_have_the_types_of_their_schemas() -> None:
     schema: dict[str, Any] = {
         "type": "object",

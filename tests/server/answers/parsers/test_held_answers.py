@@ -49,6 +49,7 @@ def test_reasoning_comes_before_required_calls(reasoning: str) -> None:
     assert not begins(grammar, f"{begin}Rome{end}I call")
 
 
+@pytest.mark.slow
 @TAGGED
 def test_a_prompt_that_opens_the_reasoning_has_it_before_the_calls(reasoning: str) -> None:
     _, end = REASONING_TAGS[reasoning]
@@ -71,6 +72,7 @@ def test_a_prompt_that_closes_the_reasoning_has_none_before_the_answer(reasoning
     assert not begins(held, begin)
 
 
+@pytest.mark.slow
 def test_harmony_calls_in_its_own_messages_after_the_analysis() -> None:
     analysis = "<|channel|>analysis<|message|>Which city?<|end|><|start|>assistant"
     how, grammar = required("harmony", "harmony")

@@ -150,6 +150,7 @@ def test_a_step_uses_the_chosen_library_and_does_not_change_the_model(monkeypatc
     assert len(calls) == 15
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.parametrize("library", ["torch", "onednn"])
 def test_a_request_gets_the_same_tokens_alone_and_in_a_batch(library: Any) -> None:

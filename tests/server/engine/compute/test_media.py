@@ -62,6 +62,7 @@ def test_images_give_the_tokens_of_transformers_beside_texts() -> None:
     assert engine.core.scheduler.prefix.hits == 0  # of the second image's prompt, which has the first one's tokens
 
 
+@pytest.mark.slow
 def test_an_image_that_gave_way_goes_on_where_it_was() -> None:
     model = tiny_llava()
     inputs = inputs_of(*PROMPTS[0][:1], *PROMPTS[0][1])
@@ -80,6 +81,7 @@ def test_an_image_that_gave_way_goes_on_where_it_was() -> None:
     assert request.sink.tokens() == expected
 
 
+@pytest.mark.slow
 def test_several_answers_to_an_image() -> None:
     model = tiny_llava()
     inputs = inputs_of(*PROMPTS[0][:1], *PROMPTS[0][1])

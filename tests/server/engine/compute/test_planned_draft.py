@@ -50,6 +50,7 @@ def test_nothing_is_proposed_where_that_is_never_faster(caplog: pytest.LogCaptur
     assert engine.core.counts.drafted == 0
 
 
+@pytest.mark.slow
 def test_it_can_be_forced() -> None:
     engine = engine_with(NEVER, force_speculation=True)
     answers(engine, prompts(1))
@@ -69,6 +70,7 @@ def test_a_step_proposes_what_is_fastest_for_its_sequences() -> None:
     assert together.core.counts.accepted > 0
 
 
+@pytest.mark.slow
 def test_no_more_is_proposed_than_is_fastest() -> None:
     one = Speculation(4, ((1, 1.0), (2, 1.0), (3, 2.0), (64, 64.0)))
     engine = engine_with(one)

@@ -96,6 +96,7 @@ def test_a_batch_over_stages_has_the_tokens_of_one_process(cuts: tuple[int, ...]
         assert all(len(each.kept) <= len(PROMPTS) + 1 for each in caches)  # those of ended sequences are dropped
 
 
+@pytest.mark.slow
 def test_proposed_tokens_are_verified_over_stages() -> None:
     model = tiny_model(layers=2)
     with over_stages(model, (1,)) as (engine, _):
@@ -104,6 +105,7 @@ def test_proposed_tokens_are_verified_over_stages() -> None:
         assert answered(engine) == expected
 
 
+@pytest.mark.slow
 def test_sequences_that_are_preempted_are_computed_again() -> None:
     model = tiny_model(layers=2)
     with over_stages(model, (1,)) as (engine, _):

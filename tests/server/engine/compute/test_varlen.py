@@ -99,6 +99,7 @@ def test_without_a_kernel_the_loop_goes_over_the_pages() -> None:
     assert tokens(core("virtual:0")) == tokens(core("cpu"))
 
 
+@pytest.mark.slow
 def test_a_step_sends_nothing_to_the_device_that_holds_the_host(kernel: LoopKernel) -> None:
     engine = core("virtual:0")
     engine.add(make_request("the cat", max_tokens=4, temperature=0, ignore_eos=True))
@@ -109,6 +110,7 @@ def test_a_step_sends_nothing_to_the_device_that_holds_the_host(kernel: LoopKern
     assert virtual.host_waits().since(before) == (0, 1 + 4, 0)
 
 
+@pytest.mark.slow
 def test_keys_and_values_take_the_same_memory_however_sequences_grow() -> None:
     engine = core("virtual:0")
     taken = set()
@@ -163,6 +165,7 @@ def test_values_of_another_width_and_the_host_are_left_to_the_loop(kernel: LoopK
     assert batched_kernel(rows(3, 4, 8), rows(3, 2, 8), rows(3, 2, 8), attend) is kernel
 
 
+@pytest.mark.slow
 def test_pytorch_has_the_function_that_is_called_on_cuda() -> None:
     from torch.nn.attention.varlen import varlen_attn
 

@@ -89,6 +89,7 @@ def test_a_block_is_written_where_it_belongs() -> None:
     assert torch.equal(value, made.layers[7][1])
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3), min_size=2 * B, max_size=3 * B), st.integers(0, 3 * B - 1), st.integers(4, 9))
 @settings(max_examples=30)
 def test_names_change_from_the_first_other_token_on(prompt: list[int], place: int, other: int) -> None:

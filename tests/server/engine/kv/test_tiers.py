@@ -68,6 +68,7 @@ def test_texts_that_come_and_go_read_what_they_wrote_whatever_lies_on_disk(
             assert all(torch.equal(a.cpu(), b) for a, b in zip(*both, strict=True))
 
 
+@pytest.mark.slow
 def test_older_pages_are_read_from_the_disk_and_their_space_is_given_back(tmp_path: Path) -> None:
     arena = on_disk(tmp_path, 8, 5)
     assert arena.host is not None
@@ -170,6 +171,7 @@ def test_a_read_ahead_that_fails_ends_only_the_step_that_needs_it(
         assert all(torch.equal(a, b) for one, two in pairs for a, b in zip(one, two, strict=True))
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_read_again_is_an_error_not_a_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_schemas_that_would_take_minutes_to_compile_are_refused(schema: dict[str
         compiler().compile(json_text(schema))
 
 
+@pytest.mark.slow
 def test_a_list_of_many_values_is_small() -> None:
     compiler().compile(json_text({"enum": [f"v{i}" for i in range(5000)]}))
 
@@ -123,6 +124,7 @@ def test_the_cache_of_compiled_schemas_is_bounded(monkeypatch: pytest.MonkeyPatc
     assert 0 < made.kept_bytes < 40_000  # all of them take 59,000
 
 
+@pytest.mark.slow
 def test_a_grammar_without_a_possible_next_token_fails_with_a_reason() -> None:
     quote = tiny_tokenizer().encode('"')[0]  # said to end a text, so that no member can be named
     grammar = compiler((quote,)).compile(json_text(SCHEMA))
@@ -204,6 +206,7 @@ def test_response_formats_are_served_over_http(url: str) -> None:
     assert bad.json()["error"]["param"] == "response_format"
 
 
+@pytest.mark.slow
 def test_the_format_json_object_accepts_any_object(url: str) -> None:
     answer = chat(url, {"type": "json_object"}, seed=8, logit_bias={"92": 8, "1": 6}, temperature=0.7)
     assert answer.status_code == 200

@@ -50,6 +50,7 @@ def test_a_grammar_has_its_expressions_texts_alone(expression: Expression, fit: 
     assert [text for text in others if accepts(grammar, text + "!")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("excluded", [("<a>",), ("<ab>", "</a>"), ("<b", "<ab")])
 def test_free_text_is_all_text_without_what_is_excluded(excluded: tuple[str, ...]) -> None:
     grammar = compiler().compile(sequence(free_text(*excluded), literal("!")))
@@ -89,6 +90,7 @@ def calls_of(number: int) -> Expression:
     return choice(called)
 
 
+@pytest.mark.slow
 def test_the_kept_grammar_of_many_functions_is_small() -> None:
     schemas = {
         f"f{index}": {"properties": {f"a{index}": {"type": "string"}, f"b{index}": {"type": "integer"}}}

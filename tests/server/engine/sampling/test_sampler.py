@@ -105,6 +105,7 @@ def test_choices_from_a_large_vocabulary_are_equal_to_those_of_the_reference(
         assert choose(made, logits) == oracle.choose(logits.tolist(), [], [], made.params, rng)
 
 
+@pytest.mark.slow
 def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
     made = sequence(temperature=1.0, seed=5)
