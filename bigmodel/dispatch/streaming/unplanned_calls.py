@@ -2,7 +2,8 @@
 
 A plan counts what `generate` runs: forwards of at most the planned tokens, whose prompt gives the scores of its last
 token alone. A plain forward gives those of all tokens, and with labels a loss besides. Such a call is measured as it
-runs (`TransformBudgets`), until one of its kind and size has kept to the budgets.
+runs (`TransformBudgets`), until one of its kind and size has kept to the budgets. Those that record gradients are not:
+what these take until their backward is planned by `plan_training`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from ...plan import Plan
 TOKENS = ("input_ids", "inputs_embeds")
 KEPT = "logits_to_keep"
 LABELS = "labels"
-
 CACHES = "use_cache"
 
-Kind = tuple[bool, bool, bool, bool]
-"""Whether a call computes a loss, scores of all tokens, gradients, and keeps no keys and values."""
+Kind = tuple[bool, bool, bool]
+"""Whether a call computes a loss, scores of all tokens, and keeps no keys and values."""
 
 
 class UnplannedCalls:
@@ -41,6 +41,8 @@ class UnplannedCalls:
 
     def size_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind, int] | None:
         """Return the kind and the tokens of a call that is to be measured; None: it is planned, or one like it fits."""
+        if torch.is_grad_enabled():
+            return None
         texts = args[:1] if args and self._first in TOKENS else tuple(map(kwargs.get, TOKENS))
         text = next((each for each in texts if isinstance(each, torch.Tensor) and each.dim() >= 2), None)
         if text is None:
@@ -48,7 +50,7 @@ class UnplannedCalls:
         tokens = text.shape[0] * text.shape[1]
         kept = kwargs.get(KEPT)
         gives_all = self._keeps_last and text.shape[1] > 1 and (kept is None or (isinstance(kept, int) and kept == 0))
-        kind = (kwargs.get(LABELS) is not None, gives_all, torch.is_grad_enabled(), kwargs.get(CACHES) is False)
+        kind = (kwargs.get(LABELS) is not None, gives_all, kwargs.get(CACHES) is False)
         if not (kind[0] or gives_all or tokens > self._planned) or tokens <= self._fitted.get(kind, 0):
             return None
         return kind, tokens

@@ -29,7 +29,8 @@ def plan() -> Plan:
 def size_of(plan: Plan, *args: Any, **kwargs: Any) -> Any:
     calls = of_plan(plan, LlamaForCausalLM.forward.__get__(llama(layers=2)))
     assert isinstance(calls, UnplannedCalls)
-    return calls.size_of(args, kwargs)
+    with torch.no_grad():
+        return calls.size_of(args, kwargs)
 
 
 @pytest.mark.slow
@@ -53,6 +54,13 @@ def test_calls_of_more_tokens_or_scores_or_with_a_loss_are_not(plan: Plan, argum
     assert size_of(plan, **arguments) is not None
 
 
+def test_calls_that_record_gradients_are_planned_as_training(plan: Plan) -> None:
+    calls = of_plan(plan, LlamaForCausalLM.forward.__get__(llama(layers=2)))
+    assert calls is not None
+    assert calls.size_of((TOKENS,), {"labels": TOKENS}) is None
+
+
+@torch.no_grad()
 def test_calls_like_one_that_fitted_are_measured_no_more(plan: Plan) -> None:
     calls = of_plan(plan, LlamaForCausalLM.forward.__get__(llama(layers=2)))
     assert calls is not None
