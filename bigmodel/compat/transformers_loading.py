@@ -125,7 +125,9 @@ def dispatch(
     if dtype is not None:
         made = replace(made, dtype=dtype_name(dtype))
     options = Options(skip_keys=getattr(model, "_skip_keys_device_placement", None))
-    dispatch_as_stored(model, resolve_device_map(model, made, PlanArguments()), options, offload_folder)
+    # The budgets of others are of weights: what a call takes beyond its plan has to fit the device alone.
+    resolved = replace(resolve_device_map(model, made, PlanArguments()), are_budgets_given=False)
+    dispatch_as_stored(model, resolved, options, offload_folder)
     with_hooks(model)
 
 

@@ -192,7 +192,8 @@ class Dispatched(NotCopied):
                     block.is_plain = True
 
     def _limit_transforms(self, model: nn.Module) -> None:
-        """Hold transformed calls of the model, and those beyond its plan, to the budgets of the plan."""
+        """Hold transformed calls of the model to the budgets of its plan, and those beyond the plan to budgets that were
+        given: beside the plan's own share of what is free, the rest may be used."""
         if not self.streamers:
             return
         budgets = TransformBudgets(self.plan)
@@ -201,7 +202,7 @@ class Dispatched(NotCopied):
         for start in (*self.attachments.values(), *self.outside):
             if start.module is model:
                 start.transform_budgets = budgets
-                if start.method == "forward":
+                if start.method == "forward" and self.resolved.are_budgets_given:
                     start.unplanned = of_plan(self.plan, model.forward)
 
     def _find_additions(self, model: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -37,6 +37,7 @@ class ResolvedMap:
         computed_below: Streamed modules whose calls of fewer than so many tokens the host computes, by name.
         arguments: What to plan with again once activations are measured, if the plan is guarded.
         aligned: Weights on disk that are copied to memory, since their file does not align them, by name.
+        are_budgets_given: Whether the plan's budgets are the caller's; False: a share of what is free.
     """
 
     devices: dict[str, DeviceLike]
@@ -46,6 +47,7 @@ class ResolvedMap:
     computed_below: Mapping[str, int] = field(default_factory=dict)
     arguments: PlanArguments = field(default_factory=PlanArguments)
     aligned: frozenset[str] = frozenset()
+    are_budgets_given: bool = True
 
     @property
     def keys(self) -> dict[str, int | str]:
@@ -89,7 +91,8 @@ def resolve_device_map(
         _check_parts(model, device_map, asked.no_split_module_classes)
         return map_of_plan(model, device_map, asked)
     if isinstance(device_map, str) and device_map in STRATEGIES:
-        return map_of_plan(model, _make_plan(model, device_map, asked, planned), asked)
+        resolved = map_of_plan(model, _make_plan(model, device_map, asked, planned), asked)
+        return replace(resolved, are_budgets_given=asked.max_memory is not None)
     devices = dict(device_map) if isinstance(device_map, Mapping) else {"": _checked_device(device_map)}
     if asked.offload == "auto":
         raise PlanError("offload='auto' needs a plan: give device_map='auto', or a plan made with offload='auto'")

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from bigmodel import dispatch_model, make_plan
-from bigmodel.devices import max_memory_allocated, reset_peak_memory
+from bigmodel import dispatch_model, get_plan, make_plan
+from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch.streaming.unplanned_calls import UnplannedCalls, of_plan
 from bigmodel.errors import BudgetError
+from bigmodel.limits import PLANNED_SHARE
 from bigmodel.plan import Plan
 
 from ...accelerators import at, exact
@@ -96,3 +97,19 @@ def test_a_loss_is_computed_within_the_budget_or_refused_in_one_line() -> None:
         with pytest.raises(BudgetError, match=r"passes the budget of device 0 by .* smaller inputs"):
             model(many, labels=many)
     assert max_memory_allocated(0) <= budget
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("every_accelerator")
+@exact
+def test_beside_budgets_that_nobody_gave_the_rest_of_the_device_is_used() -> None:
+    model = llama(layers=2).eval()
+    whole = make_plan(model, {0: "1GB", "cpu": "1GB"}).devices[0]
+    virtual.enable(count=1, capacity=int((whole.total - whole.weights // 2) / PLANNED_SHARE))
+    dispatch_model(model, "auto")
+    budget = get_plan(model).devices[0].budget
+    ids = torch.ones(1, 134, dtype=torch.long)
+    with torch.no_grad():
+        model(ids, labels=ids)
+    assert budget is not None
+    assert budget < max_memory_allocated(0)
