@@ -192,7 +192,7 @@ class Dispatched(NotCopied):
                     block.is_plain = True
 
     def _limit_transforms(self, model: nn.Module) -> None:
-        """Hold transformed calls of the model to the budgets of its plan, and those beyond the plan to budgets that were
+        """Hold transformed calls of the model to the budgets of its plan, and calls beyond it to budgets that were
         given: beside the plan's own share of what is free, the rest may be used."""
         if not self.streamers:
             return
