@@ -13,7 +13,6 @@ from ..errors import CheckpointFormatError, CheckpointNotFoundError
 from .headers import SafetensorsHeader, TensorEntry, read_header
 from .index import find_checkpoint_file, merge_weight_map, read_index
 from .sampled import SampledHeaders, sample_headers
-from .special_files import refuse_special_files
 
 CONFIG_FILE = "config.json"
 
@@ -72,9 +71,7 @@ def parse_config(content: bytes, source: str) -> dict[str, Any]:
 
 
 def refuse_pipeline(folder: Path) -> None:
-    """Raise CheckpointFormatError for the folder of a pipeline, which holds several models and is none itself, and for
-    one with what is no file under the name of one."""
-    refuse_special_files(folder)
+    """Raise CheckpointFormatError for the folder of a pipeline, which holds several models and is none itself."""
     path = folder / PIPELINE_FILE
     if (folder / CONFIG_FILE).exists() or not path.exists():
         return

@@ -34,6 +34,11 @@ class RefusalPart(Cached):
     type: Literal["refusal"]
     refusal: Text
 
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.refusal
+
 
 class ImageURL(Body):
     """An image as a data URL. How much detail is looked at is the model's own."""
@@ -96,14 +101,14 @@ class Message(Cached):
         if not isinstance(self.content, list):
             return [{"type": "text", "text": self.content or ""}]
         return [
-            {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": _text_of(part)}
+            {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
             for part in self.content
         ]
 
     def _text(self) -> str:
         if not isinstance(self.content, list):
             return self.content or ""
-        return "".join(_text_of(part) for part in self.content if not isinstance(part, ImagePart))
+        return "".join(part.text for part in self.content if not isinstance(part, ImagePart))
 
     def plain(self, *, arguments_as_objects: bool = True, in_parts: bool = False) -> dict[str, Any]:
         """The message as chat templates expect it: content as one string or ``in_parts``, no absent fields."""
@@ -117,10 +122,6 @@ class Message(Cached):
             if thought is not None and not message["content"]:
                 message["thinking"] = thought  # its name in gpt-oss' template
         return message
-
-
-def _text_of(part: TextPart | RefusalPart) -> str:
-    return part.text if isinstance(part, TextPart) else part.refusal
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

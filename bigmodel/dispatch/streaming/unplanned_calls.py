@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,8 +21,13 @@ KEPT = "logits_to_keep"
 LABELS = "labels"
 CACHES = "use_cache"
 
-Kind = tuple[bool, bool, bool]
-"""Whether a call computes a loss, scores of all tokens, and keeps no keys and values."""
+
+class Kind(NamedTuple):
+    """What a call computes beside a planned one."""
+
+    loss: bool
+    all_scores: bool
+    no_cache: bool
 
 
 class UnplannedCalls:
@@ -49,9 +54,14 @@ class UnplannedCalls:
             return None
         tokens = text.shape[0] * text.shape[1]
         kept = kwargs.get(KEPT)
-        gives_all = self._keeps_last and text.shape[1] > 1 and (kept is None or (isinstance(kept, int) and kept == 0))
-        kind = (kwargs.get(LABELS) is not None, gives_all, kwargs.get(CACHES) is False)
-        if not (kind[0] or gives_all or tokens > self._planned) or tokens <= self._fitted.get(kind, 0):
+        keeps_all = kept is None or (isinstance(kept, int) and kept == 0)
+        kind = Kind(
+            loss=kwargs.get(LABELS) is not None,
+            all_scores=self._keeps_last and text.shape[1] > 1 and keeps_all,
+            no_cache=kwargs.get(CACHES) is False,
+        )
+        beyond = kind.loss or kind.all_scores or tokens > self._planned
+        if not beyond or tokens <= self._fitted.get(kind, 0):
             return None
         return kind, tokens
 
