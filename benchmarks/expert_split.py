@@ -8,6 +8,9 @@ divisions: rates under which the link or the host gets more. Routers follow trac
 
 The host multiplies at a set speed, too (`host_of_speed`): as the link does, it waits without using a core. Else both
 would share this machine's cores, and a virtual link, which copies for real, could be no faster than a core computes.
+The faster of both needs the same seconds for an expert at each ratio, so that Python takes the same part of each step.
+
+Plans predict the hits of the mean trace, and few steps are far from it: each round follows another trace.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
@@ -39,7 +43,10 @@ DIVISIONS = {"link 3:1": 1 / 3, "1:1": 1.0, "host 3:1": 3.0, "host alone": 1e6}
 """By name: the seconds of a fetch over those of computing by which brute force divides experts."""
 
 SECONDS = 8e-3
-"""Seconds in which the host multiplies a row with an expert: many times what Python spends on it."""
+"""Seconds in which the faster of link and host has fetched or computed an expert: many times what Python takes."""
+
+FILLING = 3
+"""Steps that fill the cache before others are measured: two choose more experts than it has slots."""
 
 TRACES = {"uniform": UNIFORM, "local": LOCAL}
 BEST, PURE, ERROR = 1.10, 1.02, 0.10
@@ -52,8 +59,8 @@ ONLY = "the link has nine speeds, which only a virtual one can"
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the mixture, how many steps are measured at once, after as many that fill the cache, and the seconds in
-    which the host multiplies a row with an expert."""
+    """Sizes of the mixture, how many steps are measured at once, and the seconds in which the faster of link and host
+    has fetched or computed an expert."""
 
     hidden: int
     intermediate: int
@@ -73,6 +80,10 @@ class Sizes:
         """Bytes of one expert."""
         return 4 * self.elements
 
+    def host_seconds(self, ratio: float) -> float:
+        """Return the seconds in which the host multiplies a row with an expert, where a fetch takes `ratio` of them."""
+        return self.seconds / min(ratio, 1.0)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
@@ -90,21 +101,31 @@ def run(options: argparse.Namespace) -> Report:
 
     torch.set_num_threads(options.threads or 1)
     virtual.enable(count=1)
-    sizes = Sizes(64, 96, 2, 8, 2, 2, SECONDS / 8) if options.quick else Sizes(256, 512, 3, 32, 4, 6)
+    sizes = Sizes(64, 96, 2, 8, 2, 2, SECONDS / 8) if options.quick else Sizes(256, 512, 3, 32, 4, 12)
     ratios = (1.0,) if options.quick else RATIOS
     model = make(sizes)
     profile = profile_model(model, context_length=8 * sizes.steps, device_type="virtual")
-    machine = with_host(nominal_machine() if options.quick else measured_machine(), sizes.seconds / sizes.elements)
+    machine = nominal_machine() if options.quick else measured_machine()
     samples: dict[str, Samples] = {}
     rows: list[list[Cell]] = []
     for ratio in ratios:
-        rate = sizes.expert_bytes / (ratio * sizes.seconds)
+        seconds = sizes.host_seconds(ratio)
+        rate = sizes.expert_bytes / (ratio * seconds)
         virtual.enable(count=1, bandwidth=rate)
-        plans = planned(profile, with_link(machine, rate), sizes)
+        plans = planned(profile, with_link(with_host(machine, seconds / sizes.elements), rate), sizes)
         for name, habits in TRACES.items():
-            trace = draw_trace(sizes.layers, sizes.experts, sizes.per_token, 4 * sizes.steps, habits, options.seed)
+            traces = [
+                draw_trace(
+                    sizes.layers, sizes.experts, sizes.per_token, FILLING + sizes.steps, habits, options.seed + each
+                )
+                for each in range(options.rounds)
+            ]
             variants = [
-                Variant(way, partial(seconds_of_step, model, plan, trace, sizes)) for way, plan in plans.items()
+                # Every variant follows the same traces in the same order, one in each round.
+                Variant(
+                    way, partial(seconds_of_step, model, plan, cycle(traces), sizes.steps, seconds / sizes.elements)
+                )
+                for way, plan in plans.items()
             ]
             # Each run warms up by itself: it fills the cache first.
             found = samples[f"{name}, {ratio:g}"] = measure(variants, options.rounds, warmup=0, seed=options.seed)
@@ -251,18 +272,22 @@ def planned(profile: Profile, machine: MachineProfile, sizes: Sizes) -> dict[str
     return plans
 
 
-def seconds_of_step(model: nn.Module, plan: Plan, trace: Trace, sizes: Sizes) -> float:
-    """Return the mean seconds of a step under a plan, after as many steps that fill the cache."""
+def seconds_of_step(model: nn.Module, plan: Plan, traces: Iterator[Trace], steps: int, per_element: float) -> float:
+    """Return the mean seconds of a step under a plan on the next trace, once the cache is filled.
+
+    Args:
+        per_element: seconds of the host per element of the matrix and row.
+    """
     from bigmodel.dispatch import dispatch_model, undispatch
 
     from .steps import Decoder
 
     decoder = Decoder(dispatch_model(model, plan), "virtual:0")
     try:
-        with following(model, trace), host_of_speed(model, sizes.seconds / sizes.elements):
+        with following(model, next(traces)), host_of_speed(model, per_element):
             decoder.start()
-            for _ in range(sizes.steps):
+            for _ in range(FILLING):
                 decoder.step()
-            return elapsed(lambda: [decoder.step() for _ in range(sizes.steps)], decoder.device) / sizes.steps
+            return elapsed(lambda: [decoder.step() for _ in range(steps)], decoder.device) / steps
     finally:
         undispatch(model)
