@@ -315,24 +315,24 @@ def mxfp4() -> Twin:
 
 LINEAR = [
     fp8(),
+    packed(symmetric=False),
+    plain("float8"),
+    nvfp4(),
+    gptq(act_order=True),
+    awq(),
+    bnb4(nested=True),
+    bnb8(),
+    packed(bits=3),
     fp8(None),
     packed(),
     packed(group=None),
-    packed(bits=3),
     packed(bits=8, symmetric=False),
-    packed(symmetric=False),
     plain("int8"),
-    plain("float8"),
     plain("float8", "tensor"),
     plain("float8", "block"),
-    nvfp4(),
     gptq(),
-    gptq(act_order=True),
     gptq(bits=8),
-    awq(),
     bnb4(),
-    bnb4(nested=True),
     bnb4("fp4"),
-    bnb8(),
 ]
-"""Twins of all formats in which linear layers are stored."""
+"""Twins of all formats in which linear layers are stored; the first ones are one of each kind."""

@@ -27,6 +27,7 @@ from bigmodel.profile import Profile, profile_model
 from bigmodel.verify.planned_use import planned_use
 from tests.marks import slow_but
 
+from ...examples import some
 from ..models import llama
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -80,7 +81,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
-    [None, {"model.layers.1"}, {"model.layers.0", "model.layers.3"}, {f"model.layers.{at}" for at in (1, 4)}],
+    some([{"model.layers.0", "model.layers.3"}, None, {"model.layers.1"}], first=2),
 )
 def test_tokens_logits_and_cache_are_those_of_a_cache_on_the_device(names: set[str] | None) -> None:
     found = generated(dispatch_model(model(), with_kv_on_host(names)))
@@ -139,7 +140,7 @@ def test_undispatching_leaves_no_hook() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [450_000, 460_000])
+@pytest.mark.parametrize("budget", some([450_000, 460_000], first=1))
 def test_the_peak_is_the_planned_one_and_within_the_budget(budget: int) -> None:
     found = plan(profile(), {0: budget, "cpu": 10**9})
     assert found.kv_on_host

@@ -34,6 +34,7 @@ from bigmodel.dispatch.placement.resolve import resolve_given
 from bigmodel.plan import plan
 from bigmodel.profile import profile_model
 
+from ...examples import some
 from ...plan.machines import machine
 from ..interrupting import interrupted_at
 from ..models import llama
@@ -114,8 +115,10 @@ def generated(model: Any, **options: Any) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [plain_llama, gemma, mixtral])
-@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize(
+    ("make", "cache"),
+    some([(plain_llama, "static"), (mixtral, None), (gemma, "static"), (gemma, None), (mixtral, "static")], first=3),
+)
 def test_a_text_is_the_one_of_the_whole_model(make: Any, cache: str | None) -> None:
     model = make()
     expected = generated(copy.deepcopy(model), cache_implementation=cache)

@@ -8,13 +8,15 @@ from tests.zoo.placements import DTYPES, Subject
 from tests.zoo.test_architectures import architectures
 from tests.zoo.tiny import tiny
 
+from ...examples import some
+
 pytestmark = [pytest.mark.usefixtures("accelerators"), pytest.mark.slow]
 
 
 PLACEMENTS = ("two accelerators", "auto")
 
 
-@pytest.mark.parametrize("name", ["musicgen", "musicgen_melody"])
+@pytest.mark.parametrize("name", some(["musicgen_melody", "musicgen"], first=1))
 def test_their_generation_is_planned_from_the_text_to_the_sound(name: str) -> None:
     """One profile and one generation that is not dispatched, for all placements."""
     subject = Subject(tiny(name, architectures()[name], DTYPES["float32"]))

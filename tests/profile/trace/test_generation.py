@@ -21,7 +21,8 @@ from bigmodel.profile.trace.inputs import padding_mask
 from bigmodel.profile.trace.recorder import Recorder
 from bigmodel.profile.trace.session import Session
 from bigmodel.profile.trace.workload import Workload
-from tests.marks import slow_but
+
+from ...examples import some
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -98,9 +99,7 @@ def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int
         ("gpt2", 3, 40, 2),
         ("electra", 2, 30, 2),
         ("llama", 1, 60, 1),
-        ("llama", 2, 3, 8),
-        ("mixtral", 2, 3, 8),
-        ("opt", 3, 3, 3),
+        *some([("mixtral", 2, 3, 8), ("llama", 2, 3, 8), ("opt", 3, 3, 3)], first=1),
     ],
 )
 def test_the_peak_of_generate_is_predicted_to_the_byte(
@@ -119,9 +118,8 @@ def test_the_peak_of_generate_is_predicted_to_the_byte(
 @pytest.mark.parametrize(
     ("family", "prompt", "new_tokens"),
     [
-        ("gemma2", 60, 2),
-        ("mistral", 60, 2),
-        *((name, 22, 4) for name in ("gemma2", *FURTHER_WINDOWED)),
+        *some([("mistral", 60, 2), ("gemma2", 60, 2)], first=1),
+        *((name, 22, 4) for name in some(["gemma2", *FURTHER_WINDOWED], first=2)),
     ],
 )
 def test_the_peak_of_sliding_windows_is_predicted_to_the_byte(family: str, prompt: int, new_tokens: int) -> None:
@@ -196,9 +194,7 @@ def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "apart"), slow_but([("gpt2", 2)], [("llama", 1), ("gpt2", 1), ("gpt2", 2), ("llama", 3)])
-)
+@pytest.mark.parametrize(("family", "apart"), some([("gpt2", 2), ("llama", 1), ("gpt2", 1), ("llama", 3)], first=2))
 def test_peaks_of_two_accelerators_are_predicted_to_the_byte(family: str, apart: int) -> None:
     """GPT-2 adds positions to words, each of which may lie elsewhere; scores come back to where the inputs are."""
     from bigmodel.dispatch import dispatch_model
@@ -319,7 +315,7 @@ def test_keeps_mask_does_not_change_the_random_state() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "chunk", "exact"),
-    [("llama", 16, True), ("llama", 23, True), ("gpt2", 16, True), ("gemma2", 16, False)],
+    some([("llama", 23, True), ("gpt2", 16, True), ("llama", 16, True), ("gemma2", 16, False)], first=2),
 )
 def test_a_prompt_in_chunks_takes_what_its_last_full_one_does(family: str, chunk: int, exact: bool) -> None:
     """The cache of a sliding window keeps what each forward leaves, a little less than is planned."""

@@ -161,7 +161,9 @@ def peak(model: Any, mask: torch.Tensor, new_tokens: int) -> int:
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize("batch_size", some([2, 1], first=1))
-@pytest.mark.parametrize("family", ["llama", "grouped", "gpt2", "gemma", "mistral", "t5", "bert", "mamba"])
+@pytest.mark.parametrize(
+    "family", some(["grouped", "mistral", "gpt2", "bert", "llama", "gemma", "t5", "mamba"], first=4)
+)
 def test_sequences_are_planned_at_what_they_take_with_or_without_padding(family: str, batch_size: int) -> None:
     """Kernels of grouped heads take more without a mask, most others with one; layers with a sliding window have
     a mask in any case, Mamba's steps none."""

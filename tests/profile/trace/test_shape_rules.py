@@ -11,6 +11,8 @@ import torch
 from bigmodel.profile.trace.fake_kernels import by_pytorch, derive, fake_mode
 from bigmodel.profile.trace.shape_rules import by_rule
 
+from ...examples import some
+
 aten = torch.ops.aten
 
 SHAPES = [(5,), (1,), (2, 1, 5), (1, 3, 1), (2, 3, 5), (2, 3, 1), (4, 1, 3, 5), (), (0, 5)]
@@ -60,7 +62,7 @@ LAYOUTS = list(itertools.product(SHAPES, DTYPES))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("func", [*TWO, *IN_PLACE], ids=str)
+@pytest.mark.parametrize("func", [*TWO, *some(IN_PLACE, first=2)], ids=str)
 def test_results_of_two_tensors(func: Any) -> None:
     """All shapes meet, of a few dtypes, and all dtypes, of tensors with dimensions and without."""
     found = tensors(LAYOUTS)
