@@ -291,9 +291,9 @@ def test_tensors_that_cannot_be_mapped_in_place_need_a_folder(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_ten_thousand_tensors_are_loaded_in_linear_time(tmp_path: Path) -> None:
+def test_thousands_of_tensors_are_loaded_in_linear_time(tmp_path: Path) -> None:
     """Quadratic work would take minutes; the test's own time limit is the measure."""
-    tensors = {f"experts.{i // 100}.{i % 100}.weight": torch.full((2, 2), float(i)) for i in range(10_000)}
+    tensors = {f"experts.{i // 100}.{i % 100}.weight": torch.full((2, 2), float(i)) for i in range(4_000)}
     save_sharded(tmp_path, tensors, shards=10)
 
     def experts() -> nn.Module:
@@ -301,8 +301,8 @@ def test_ten_thousand_tensors_are_loaded_in_linear_time(tmp_path: Path) -> None:
 
     model = nn.Module()
     with torch.device("meta"):
-        model.experts = nn.ModuleList(experts() for _ in range(100))
-    device_map = {f"experts.{i}": "disk" if i % 2 else "cpu" for i in range(100)}
+        model.experts = nn.ModuleList(experts() for _ in range(40))
+    device_map = {f"experts.{i}": "disk" if i % 2 else "cpu" for i in range(40)}
     load_checkpoint_in_model(model, tmp_path, device_map, strict=True)
     assert all(torch.equal(model.get_parameter(name), tensors[name]) for name in list(tensors)[::97])
 

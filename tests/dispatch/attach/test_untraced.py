@@ -93,6 +93,7 @@ def test_a_virtual_accelerator_says_which_backend_it_can_be_compiled_with(
     assert {parameter.device.type for parameter in streamed_to_accelerator.model.layers.parameters()} == {"cpu"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_compiled_code_gives_the_numbers_of_eager(tmp_path: Path) -> None:
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):

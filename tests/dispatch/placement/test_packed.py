@@ -21,6 +21,7 @@ from bigmodel.profile import profile_source
 from bigmodel.profile.machine.machine import Curve, nominal_machine
 
 from ...accelerators import at
+from ...examples import some
 from ...plan.machines import machine
 from ...quantized.checkpoints import TOKENS, llama, published, qwen3_moe
 from ...quantized.twins import Twin, fp8, packed, plain
@@ -66,7 +67,7 @@ def in_memory(model: Any) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("twin", [packed(), plain("int8")], ids=["int4", "int8"])
+@pytest.mark.parametrize("twin", some([packed(), plain("int8")], first=1), ids=lambda twin: twin.name)
 def test_outputs_are_near_the_exact_ones_and_the_plan_counts_what_lies_in_memory(twin: Twin, tmp_path: Path) -> None:
     expected = logits(published(tmp_path / "q", twin, num_hidden_layers=3))
     model = from_pretrained(tmp_path / "q", max_memory={"cpu": "1GiB"}, **PACKED)

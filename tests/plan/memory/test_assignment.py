@@ -27,9 +27,9 @@ from bigmodel.plan.memory.usage import SLOTS, ExpertCapacity
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.trace.generation import keeps_mask
 from bigmodel.verify.planned_use import planned_use
-from tests.marks import slow_but
 
 from ...dispatch.mixtures import LAYERS, deepseek_v3, mixtral
+from ...examples import some
 from ...profile.models import Stack, on_meta, tiny_llama
 from ..machines import machine
 
@@ -149,7 +149,7 @@ def test_usage_over_a_budget_is_reported_in_bytes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", slow_but([0], [0, 2]))
+@pytest.mark.parametrize("kept", some([2, 0], first=1))
 def test_the_accelerators_peak_is_predicted_beside_blocks_that_the_host_computes(kept: int) -> None:
     """Blocks pass what they return from one to the next on the host; only rows of tables and logits come back."""
     from transformers import LlamaForCausalLM

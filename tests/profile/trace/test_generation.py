@@ -139,7 +139,7 @@ def planned(model: Any, share: float, **shapes: Any) -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "gemma2"])
+@pytest.mark.parametrize("family", some(["llama", "gemma2"], first=1))
 @pytest.mark.filterwarnings("ignore:You are calling .generate")
 def test_the_peak_of_a_streamed_model_is_predicted_to_the_byte(family: str) -> None:
     from bigmodel.dispatch import dispatch_model
