@@ -97,9 +97,8 @@ def diffusion() -> Diffusion:
     return Diffusion().eval()
 
 
-@pytest.mark.parametrize(
-    ("device_map", "offload"), [(each, ("stream", "compute")[number % 2]) for number, each in enumerate(MAPS)]
-)
+@pytest.mark.parametrize("offload", ["stream", "compute"])
+@pytest.mark.parametrize("device_map", MAPS)
 def test_a_part_of_a_block_may_be_called_by_the_model(
     device_map: dict[str, object], offload: str, tmp_path: Path
 ) -> None:
@@ -167,7 +166,8 @@ def test_threads_may_share_the_first_forward(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(output, expected)
 
 
-@pytest.mark.parametrize(("device_map", "warm"), [(each, number % 2 == 0) for number, each in enumerate(MAPS)])
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("device_map", MAPS)
 def test_a_second_method_of_model_and_blocks_is_an_entry_point(
     device_map: dict[str, object], warm: bool, tmp_path: Path
 ) -> None:
