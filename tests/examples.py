@@ -1,4 +1,5 @@
-"""How many examples property tests take: `--hypothesis-profile=thorough` asks for many."""
+"""How many examples property tests take, and how many kinds tests of alike ones: `--hypothesis-profile=thorough` asks for
+many."""
 
 from __future__ import annotations
 
