@@ -6,14 +6,11 @@ each sample of layers recorded once: what was recorded is the same, and only how
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from torch import nn
-
-from .extrapolate import block_signature, module_signature
 from .trace import Trace, renamed
 
 SHARED: ContextVar[dict[Hashable, Recording] | None] = ContextVar("shared_recordings", default=None)
@@ -74,21 +71,3 @@ def sharing_recordings() -> Iterator[None]:
         yield
     finally:
         SHARED.reset(token)
-
-
-def structure(model: nn.Module, counts: Mapping[str, int]) -> Hashable:
-    """Return a value that is equal for models that record the same.
-
-    Args:
-        model: the model.
-        counts: by name of a list of blocks, how many from its start are run; of others, all are.
-    """
-    parts: list[Hashable] = []
-    inside = tuple(f"{path}." for path in counts)
-    for name, module in model.named_modules():
-        if name in counts:
-            blocks = list(module.children())[: counts[name]]
-            parts.append((name, tuple(map(block_signature, blocks))))
-        elif not name.startswith(inside):
-            parts.append((name, *module_signature(module)))
-    return tuple(parts)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from ...devices import HOST
 from ...devices.scripts import OverriddenScripts
-from .extrapolate import LayerSample
+from .equal_modules import LayerSample
 from .fake_kernels import new_fake
 from .initial_buffers import initial_buffers
 from .recorder import Recorder
