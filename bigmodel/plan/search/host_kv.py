@@ -25,7 +25,7 @@ Runs = Callable[[Mapping[Key, int], Profile, Sequence[int]], bool]
 SHARES = 64
 """Shares of the context that are tried to be in RAM."""
 
-WORTHWHILE = 0.9
+WORTHWHILE_SHARE = 0.9
 """Keys and values on the host must take less than this share of the seconds of a plan without: how their copies and
 those of streamed weights take turns on a link is not simulated."""
 
@@ -126,10 +126,10 @@ def is_worthwhile(other: Plan, made: Plan, objective: str | None) -> bool:
         objective: the quantity that is minimised, as for `plan`.
 
     Returns:
-        Whether it is predicted to take less than `WORTHWHILE` of the seconds; True if nothing is predicted.
+        Whether it is predicted to take less than `WORTHWHILE_SHARE` of the seconds; True if nothing is predicted.
     """
     if other.prediction is None or made.prediction is None:
         return True
     if objective == "throughput":
-        return (made.tokens_per_second or 0.0) < WORTHWHILE * (other.tokens_per_second or 0.0)
-    return other.prediction.token < WORTHWHILE * made.prediction.token
+        return (made.tokens_per_second or 0.0) < WORTHWHILE_SHARE * (other.tokens_per_second or 0.0)
+    return other.prediction.token < WORTHWHILE_SHARE * made.prediction.token

@@ -129,7 +129,7 @@ class Searcher:
             return known
         for left_out in range(len(others)):
             found = self._best_over((known.main, *others[left_out:]), capacity, known)
-            if self.goal.seconds(found) < WORTHWHILE * self.goal.seconds(known):
+            if self.goal.seconds(found) < WORTHWHILE_SHARE * self.goal.seconds(known):
                 return found
         return known
 
@@ -250,7 +250,7 @@ def _links_of(assignment: Assignment) -> tuple[Key, ...]:
     return tuple(dict.fromkeys(assignment.execution[index] for index in streamed))
 
 
-WORTHWHILE = 0.99
+WORTHWHILE_SHARE = 0.99
 """Streaming over several links must take less than this share of the seconds over one: their hops also take what no
 prediction counts."""
 

@@ -5,7 +5,7 @@ This is how activations and KV cache are known before any weight is read:
 1. `fake_clone` copies the model with fake tensors; of a deep model only a few layers (`LayerSample`).
 2. `Session` calls the clone in one of its `uses`: generation, or a plain forward.
 3. `Recorder` turns each operation and each freed storage into events of a `Trace`.
-4. `extrapolate` repeats the recorded layers for the layers that were left out.
+4. `extrapolate` repeats the events of the recorded layers in the place of those that were left out.
 
 `bigmodel.profile.trace.ledger` then computes peaks from the traces, for any device map.
 """

@@ -166,7 +166,7 @@ class ModuleStructures:
         self._found: dict[int, ModuleStructure] = {}
         self._numbers: dict[Hashable, int] = {}
         self._numbers_of_settings: dict[Hashable, int] = {}
-        self._held: list[object] = []  # what is told from others by its `id`, which no other gets while it is alive
+        self._held: list[object] = []  # objects compared by `id`: no other object gets it while they are alive
         self._objects: dict[int, Any] = {}  # what modules read beside tensors: configs
         for module in model.modules():
             own = ((name, value) for name, value in vars(module).items() if name not in _OF_MODULES)
@@ -178,7 +178,7 @@ class ModuleStructures:
         """Return the structure that a module had when it was first asked for."""
         found = self._found.get(id(module))
         if found is None:
-            self._found[id(module)] = ModuleStructure(None)  # of one that contains itself
+            self._found[id(module)] = ModuleStructure(None)  # for a module that contains itself
             found = self._found[id(module)] = self._examined(module)
         return found
 

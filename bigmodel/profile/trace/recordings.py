@@ -1,7 +1,7 @@
 """What a dry run records of a model or of a sample of its layers, and recordings that equal models share.
 
-Whoever profiles many models that differ in the number of their layers alone, as the stages of one model over nodes, has
-each sample of layers recorded once: what was recorded is the same, and only how often it is repeated differs.
+Models that differ only in their number of layers, such as the stages of one model over nodes, may share a recording:
+the sampled layers do the same, and only the number of their repetitions differs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Recording:
 
 @contextmanager
 def sharing_recordings() -> Iterator[None]:
-    """Have dry runs within the context share what they record of equal models, at equal dtypes of what is loaded."""
+    """Share recordings among the dry runs within the context, for equal models that are loaded with equal dtypes."""
     token = SHARED.set({})
     try:
         yield

@@ -470,7 +470,7 @@ class ReplayingRecorder(Recorder):
         for (place, name, _), value in zip(call.set, values, strict=True):
             setattr(given.layers[place].layer, name, value)
         freed = {event.storage for event in self.events[begin:] if isinstance(event, Free)}
-        del self.events[begin:]  # those that ended as they were replaced: the call has freed them in between
+        del self.events[begin:]  # tensors freed as they were replaced above: below they are freed where the call did
         self._count += call.storages
         for number in call.sizes:
             self._allocated_at[first + number] = len(self.events)

@@ -50,7 +50,6 @@ def fake_clone(
             computed (`initial_buffers`).
         mode: the mode the fake tensors belong to.
         device: device that the fake tensors report.
-        sequences: texts that the model computes at once: the workload's, or as many for each beam.
         dtypes: dtype by `id` of the tensor, for those that will be cast when loaded.
         samples: the blocks to keep of long lists of blocks.
     """
