@@ -1,5 +1,8 @@
-"""Accelerate's functions that make device maps, with accelerate's signatures. Libraries import them long before they
-call them, if they ever do: what plans (`greedy_map`) is imported with the first call."""
+"""Accelerate's functions that make device maps, with accelerate's signatures.
+
+Libraries import these functions long before they call them, if they ever do, so the first call imports the planner
+(`greedy_map`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device maps by weights alone, with accelerate's arguments (`accelerate_api`), on this planner."""
+"""Device maps by weights alone, made by this planner for the functions of `accelerate_api`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def infer_auto_device_map(
     offload_buffers: bool,
     fallback_allocation: bool,
 ) -> OrderedDict[str, int | str]:
-    """Do as `accelerate_api.infer_auto_device_map`."""
+    """Return the device map that `accelerate_api.infer_auto_device_map` documents."""
     check_flags(verbose=verbose, clean_result=clean_result, offload_buffers=offload_buffers)
     check_flags(fallback_allocation=fallback_allocation)
     capacity = Capacity(read_budgets(whole_bytes(max_memory)), slots=1, host_compute=True)
@@ -117,7 +117,7 @@ def get_balanced_memory(
     special_dtypes: Mapping[str, DtypeLike] | None,
     low_zero: bool,
 ) -> dict[int | str, int]:
-    """Do as `accelerate_api.get_balanced_memory`."""
+    """Return the budgets that `accelerate_api.get_balanced_memory` documents."""
     check_model(model)
     check_flags(low_zero=low_zero)
     budgets = read_budgets(whole_bytes(max_memory))

@@ -7,14 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from torch import nn
 
 from ..arguments import check_choice, check_flags, shown, whole_number
 from ..devices import (
-    DISK,
     HOST,
     DeviceLike,
     accelerators,
@@ -62,17 +61,12 @@ STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 OBJECTIVES = ("latency", "throughput", "fit")
 """Quantities that the search minimises. "fit" does not search: the greedy placement is kept."""
 
-HALVINGS = 10
-"""How often the default size of a cache of experts is halved until an accelerator has room for it."""
-
 PROFILES = 8
 """Profiles that one call keeps at most: it may plan the same shapes with several numbers of slots."""
 
 ANOTHER_MACHINE = (
     "this machine lacks an accelerator of the budgets, so no time is predicted; the search used nominal speeds"
 )
-
-NO_STAGES = "a forward is computed whole, and not in micro-batches: not all parts are resident on several accelerators"
 
 
 @contextmanager
@@ -206,10 +200,8 @@ def plan(
     budgets, lowered = within_devices(budgets, caching)
     if max_memory is None:
         budgets = with_headroom(budgets)
-    limit = None if max_memory is None else budgets.get(HOST)
-    left = budgets if draft is None else without_draft(budgets, draft)
     request = _Request(
-        left,
+        budgets if draft is None else without_draft(budgets, draft),
         caching,
         strategy,
         objective,
@@ -220,25 +212,20 @@ def plan(
         checked_main(main_device, budgets),
         None if expert_cache is None else parse_size(expert_cache),
         None if pinned_memory is None else parse_size(pinned_memory),
-        resident_limit=limit,
+        resident_limit=None if max_memory is None else budgets.get(HOST),
         machine=machine,
         per_pass=per_pass,
         strict=strict,
         notes=lowered,
         draft_tokens=whole_number("draft_tokens", draft_tokens, least=0),
     )
-
     if isinstance(prefill_chunk_size, str):
         check_choice("prefill_chunk_size", prefill_chunk_size, ("auto", None))
-    if isinstance(micro_batch_size, str):
-        check_choice("micro_batch_size", micro_batch_size, ("auto", None))
-    elif micro_batch_size is not None:
-        micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
-    if micro_batch_size is not None and (isinstance(model, Profile) or sample_inputs is not None or draft is not None):
-        raise PlanError("micro_batch_size needs the model itself: a profile, sample_inputs and a draft fix the rows")
+    are_rows_fixed = isinstance(model, Profile) or sample_inputs is not None
+    micro_batch_size = _checked_micro_batch_size(micro_batch_size, are_rows_fixed or draft is not None)
 
     @lru_cache(maxsize=PROFILES)
-    def profiled(batch_size: int, **shape: Any) -> Profile:
+    def profile_of(batch_size: int, **shape: Any) -> Profile:
         return _profile(
             model,
             dtype=dtype,
@@ -254,33 +241,10 @@ def plan(
             **shape,
         )
 
-    def plan_in_chunks(request: _Request, batch_size: int, chunk: int | None) -> Plan:
-        profile = profiled(batch_size, prefill_chunk_size=chunk)
-        if micro_batch_size is not None:
-            return request.in_micro_batches(profile, micro_batch_size, partial(profiled, all_logits=True))
-        if draft is None:
-            return request.plan(profile)
-        both = with_draft(request.plan(profile), draft, budgets)
-        if both is None:  # its temporary tensors are larger than the model's
-            apart = replace(request, budgets=without_draft(budgets, draft, apart=True))
-            both = with_draft(apart.plan(profile), draft, budgets)
-        assert both is not None
-        return both
-
-    there = any(is_accelerator(key) and size for key, size in left.items())
-
-    def plan_through(batch_size: int, slots: int) -> Plan:
-        plan_of = partial(plan_in_chunks, replace(request, slots=slots), batch_size)
-        return with_chunks(plan_of, there) if isinstance(prefill_chunk_size, str) else plan_of(prefill_chunk_size)
-
-    def plan_at(batch_size: int) -> Plan:
-        if there and offload == "stream":
-            return with_slots(partial(plan_through, batch_size), slots)
-        return plan_through(batch_size, slots)
-
-    if batch_size is None and objective == "throughput" and sample_inputs is None and not isinstance(model, Profile):
-        return best_batch(plan_at)
-    return plan_at(1 if batch_size is None else batch_size)
+    shapes = _Shapes(request, profile_of, budgets, draft, prefill_chunk_size, micro_batch_size)
+    if batch_size is None and objective == "throughput" and not are_rows_fixed:
+        return best_batch(shapes.plan)
+    return shapes.plan(1 if batch_size is None else batch_size)
 
 
 make_plan = plan
@@ -288,8 +252,58 @@ make_plan = plan
 
 
 @dataclass(frozen=True)
+class _Shapes:
+    """The shapes at which a model may be planned: a batch size is given, slots and chunks of prompts may be chosen.
+
+    Attributes:
+        request: the arguments that do not depend on shapes.
+        profile_of: returns the profile at a batch size, and at further shapes by name.
+        budgets: those that the model shares with `draft`.
+        draft: as for `plan`.
+        prefill_chunk_size: as for `plan`.
+        micro_batch_size: as for `plan`.
+    """
+
+    request: _Request
+    profile_of: Callable[..., Profile]
+    budgets: Mapping[Key, int]
+    draft: Plan | None
+    prefill_chunk_size: int | str | None
+    micro_batch_size: int | str | None
+
+    def plan(self, batch_size: int) -> Plan:
+        """Return the plan of a batch size."""
+        if self.request.accelerators and self.request.offload == "stream":
+            return with_slots(partial(self._plan_with_slots, batch_size), self.request.slots)
+        return self._plan_with_slots(batch_size, self.request.slots)
+
+    def _plan_with_slots(self, batch_size: int, slots: int) -> Plan:
+        request = replace(self.request, slots=slots)
+        plan_of = partial(self._plan_in_chunks, request, batch_size)
+        if isinstance(self.prefill_chunk_size, str):
+            return with_chunks(plan_of, bool(request.accelerators))
+        return plan_of(self.prefill_chunk_size)
+
+    def _plan_in_chunks(self, request: _Request, batch_size: int, chunk: int | None) -> Plan:
+        profile = self.profile_of(batch_size, prefill_chunk_size=chunk)
+        if self.micro_batch_size is not None:
+            from .search.micro_batches import with_micro_batches
+
+            forward_of = partial(self.profile_of, all_logits=True)
+            return with_micro_batches(request.plan, profile, self.micro_batch_size, forward_of, request.speeds)
+        if self.draft is None:
+            return request.plan(profile)
+        both = with_draft(request.plan(profile), self.draft, self.budgets)
+        if both is None:  # its temporary tensors are larger than the model's
+            apart = replace(request, budgets=without_draft(self.budgets, self.draft, apart=True))
+            both = with_draft(apart.plan(profile), self.draft, self.budgets)
+        assert both is not None
+        return both
+
+
+@dataclass(frozen=True)
 class _Request:
-    """Arguments of `plan` beside the model and its workload, validated.
+    """Arguments of `plan` beside the model and its workload, validated; it plans one profile with them.
 
     Attributes:
         caching: devices whose allocators cache.
@@ -316,40 +330,37 @@ class _Request:
     notes: tuple[str, ...]
     draft_tokens: int = 0
 
+    @property
+    def is_predicted(self) -> bool:
+        """Whether seconds are asked for."""
+        return self.objective is not None or self.machine is not None
+
+    @cached_property
+    def accelerators(self) -> dict[Key, int]:
+        """Budgets of the accelerators that have one."""
+        return {key: size for key, size in self.budgets.items() if is_accelerator(key) and size > 0}
+
+    def known_speeds(self) -> MachineProfile | None:
+        """Return the measured speeds of the machine to plan for; if seconds are asked for, this one is measured now.
+
+        Returns:
+            None if this machine lacks an accelerator of the budgets, or was not measured and is not asked to be.
+        """
+        return self.machine or (_this_machine(self.budgets) if self.is_predicted else known_machine())
+
+    def speeds(self) -> MachineProfile:
+        """Return the measured speeds, else nominal ones."""
+        return self.known_speeds() or nominal_machine()
+
     def plan(self, profile: Profile) -> Plan:
         """Return the plan of a profile; it says if it leaves all accelerators idle."""
         made = self._plan(profile if self.per_pass else replace(profile, gathers_kv=True))
         return replace(made, notes=(*made.notes, *self._idle(made)))
 
-    def in_micro_batches(self, profile: Profile, size: int | str, forward_of: Callable[[int], Profile]) -> Plan:
-        """Return the plan of a profile whose forward is computed in micro-batches of so many rows, or "auto".
-
-        Args:
-            profile: the model.
-            size: rows of each.
-            forward_of: returns the profile of a forward of so many rows.
-        """
-        rows = profile.workload.batch_size
-        whole: Plan | None = None
-        if isinstance(size, str):
-            from .search.micro_batches import best_micro_batch
-
-            whole = self.plan(profile)
-            machine = self.machine or (_this_machine(self.budgets) if self.is_predicted else known_machine())
-            best = best_micro_batch(whole, forward_of(rows), machine or nominal_machine())
-            if best is None:
-                return whole
-            size = best
-        made = self.plan(replace(profile, micro_batch=forward_of(min(size, rows))))
-        if stage_runs(made):
-            return replace(made, micro_batch_size=size)
-        return whole or replace(made, notes=(*made.notes, NO_STAGES))
-
     def _idle(self, made: Plan) -> tuple[str, ...]:
-        given = {key: size for key, size in self.budgets.items() if is_accelerator(key) and size}
-        if not given or any(map(is_accelerator, made.execution.values())):
+        if not self.accelerators or any(map(is_accelerator, made.execution.values())):
             return ()
-        names = ", ".join(f"{device_name(key)} ({format_size(size)})" for key, size in given.items())
+        names = ", ".join(f"{device_name(key)} ({format_size(size)})" for key, size in self.accelerators.items())
         sooner = "" if self.offload == "stream" else ", or none runs sooner there"
         return (f"the CPU runs everything: no part fits on {names} beside what a forward takes there{sooner}",)
 
@@ -360,59 +371,39 @@ class _Request:
         try:
             made = self._of_profile(profile)
         except BudgetError:
-            other = self._with_kv_on_host(profile) or self._with_kv_on_disk(profile)
+            other = self._with_kv_moved(profile, may_use_disk=True)
             if other is None:
                 raise
             return other
-        if self._computes_kv_on_host(profile, made):
-            other = self._with_kv_on_host(profile)
-            return other if other is not None and _is_worthwhile(other, made, self.objective) else made
-        return made
+        if not self._computes_kv_on_host(profile, made):
+            return made
+        from .search.host_kv import is_worthwhile
+
+        other = self._with_kv_moved(profile, may_use_disk=False)
+        return other if other is not None and is_worthwhile(other, made, self.objective) else made
 
     def _computes_kv_on_host(self, profile: Profile, made: Plan) -> bool:
         """Whether a plan has the host compute units whose keys and values could lie there alone."""
         names = {profile.units[index].name for index in profile.growing}
-        given = any(is_accelerator(key) and size for key, size in self.budgets.items())
-        return given and any(part.runs_on == HOST and part.name in names for part in made.parts)
+        return bool(self.accelerators) and any(part.runs_on == HOST and part.name in names for part in made.parts)
 
-    def _with_kv_on_host(self, profile: Profile) -> Plan | None:
-        """Return the plan with as few keys and values on the host as have accelerators run all units that have any;
-        None if there is none, or these run all as it is."""
-        if not self._may_fetch_kv(profile):
-            return None
-        from .search.host_kv import growing_units, least_layers
-
-        # RAM may hold those of some layers and not of all: how many accelerators need is found without its budget.
-        enough = {**self.budgets, HOST: self.budgets.get(HOST, 0) + sum(profile.kv_cache)}
-        least = least_layers(profile, replace(self, budgets=enough)._runs_on_accelerators)
-        if least is None or not self._runs_on_accelerators(least, growing_units(profile)):
-            least = least_layers(profile, self._runs_on_accelerators)
-        return None if least is None else replace(self, offload="stream")._of_profile(least)
-
-    def _with_kv_on_disk(self, profile: Profile) -> Plan | None:
-        """Return the plan with as few keys and values on the host as must, and of these as many in RAM as it has room
-        for, the others being on disk; None if there is none."""
-        if not self._may_fetch_kv(profile):
-            return None
-        from .search.host_kv import most_in_ram
-
-        anywhere = {key: size for key, size in self.budgets.items() if key != DISK}
-        most = most_in_ram(profile, replace(self, budgets=anywhere)._runs_on_accelerators)
-        try:
-            return None if most is None else replace(self, offload="stream")._of_profile(most)
-        except BudgetError:  # that of the disk: the error for the model as it is says what would do
-            return None
-
-    def _may_fetch_kv(self, profile: Profile) -> bool:
-        """Whether keys and values may lie elsewhere than where their units run."""
+    def _with_kv_moved(self, profile: Profile, may_use_disk: bool) -> Plan | None:
+        """Return the plan with keys and values on the host whose units accelerators run, or with the older ones on
+        disk; None if they may not be moved, if it is of no use, or if that does not fit either."""
         of_draft = self.draft_tokens and not self.per_pass  # an engine's: its keys and values are beside the model's
-        there = any(profile.kv_cache[index] for index in profile.growing)
-        return there and not of_draft and self.offload != "compute" and self.strategy == "auto"
+        if of_draft or self.offload == "compute" or self.strategy != "auto":
+            return None
+        from .search.host_kv import plan_with_kv_on_disk, plan_with_kv_on_host
 
-    def _runs_on_accelerators(self, profile: Profile, units: Sequence[int]) -> bool:
+        plan_of, runs = replace(self, offload="stream")._of_profile, self._runs_on_accelerators
+        found = plan_with_kv_on_host(profile, self.budgets, runs, plan_of)
+        return plan_with_kv_on_disk(profile, self.budgets, runs, plan_of) if found is None and may_use_disk else found
+
+    def _runs_on_accelerators(self, budgets: Mapping[Key, int], profile: Profile, units: Sequence[int]) -> bool:
         """Whether accelerators run all of `units` within the budgets."""
+        request = replace(self, budgets=budgets)
         try:
-            _, found = self._greedy(profile, self._capacity(profile))
+            _, found = request._greedy(profile, request._capacity(profile))
         except BudgetError:
             return False
         return all(is_accelerator(found.execution[index]) for index in units)
@@ -442,21 +433,18 @@ class _Request:
         if not profile.phases or not (searched or self.is_predicted or divided):
             return assembled(assignment)
         capacity = capacity_around(assignment, capacity)
-        known = self.machine or (_this_machine(self.budgets) if self.is_predicted else known_machine())
+        known = self.known_speeds()
         goal = Objective(CostModel(profile, known or nominal_machine()), minimised)
         searcher = Searcher(profile, goal, self.offload, self.offload_buffers)
         if searched:
-            assignment = searcher.best(capacity, assignment)
-        if searched and streaming is not None:
-            found = searcher.best(*streaming)
-            if goal.seconds(found) < goal.seconds(assignment):
-                capacity, assignment = streaming[0], found
-        if searched and self.main_device is None:
-            assignment = searcher.best_spread(capacity, assignment)
-        if searched and self.is_predicted and self.per_pass and self.offload == "auto":
-            assignment = searcher.best_per_pass(capacity, assignment)
-        if streaming is not None and searched and self.is_predicted:
-            capacity, assignment = searcher.best_split(capacity, assignment, streaming)
+            capacity, assignment = searcher.best_of_all(
+                capacity,
+                assignment,
+                streaming,
+                may_spread=self.main_device is None,
+                may_change=self.is_predicted and self.per_pass and self.offload == "auto",
+                may_split=self.is_predicted,
+            )
         if divided or (searched and self._may_have_stages(profile, assignment)):
             from .search.stages import StageSearch
 
@@ -472,8 +460,7 @@ class _Request:
         """Whether an assignment is resident on several accelerators, or could be where that is of use: of a model that
         generates, or whose forward is computed in micro-batches."""
         used = len(set(assignment.execution))
-        given = sum(is_accelerator(key) and size > 0 for key, size in self.budgets.items())
-        several = used > 1 or (self.objective == "throughput" and given > 1)
+        several = used > 1 or (self.objective == "throughput" and len(self.accelerators) > 1)
         passes = profile.micro_batch is not None or (bool(profile.phases) and profile.phases[-1].name == STEP)
         return (
             several
@@ -494,8 +481,7 @@ class _Request:
         from .time.speculation import predict_speculation
         from .time.stages import predict_stages
 
-        machine = self.machine or (_this_machine(self.budgets) if self.is_predicted else known_machine())
-        cost = CostModel(profile, machine or nominal_machine())
+        cost = CostModel(profile, self.speeds())
         return replace(
             made,
             speculation=predict_speculation(cost, assignment, self.draft_tokens),
@@ -504,21 +490,16 @@ class _Request:
 
     def _greedy(self, profile: Profile, capacity: Capacity) -> tuple[Capacity, Assignment]:
         """Return the greedy assignment, and the capacity that it keeps to: that given, but for a cache of experts of no
-        given size, which is halved until an accelerator runs anything."""
+        given size, which may be smaller."""
 
         def greedy(capacity: Capacity) -> Assignment:
             return greedy_assignment(profile, capacity, self.strategy, self.offload_buffers, self.offload != "compute")
 
-        found = greedy(capacity)
-        if not self._may_cache_fewer(profile, capacity, found):
-            return capacity, found
-        whole = capacity.slots * max(unit.slot_bytes() for unit in profile.units)
-        for turn in range(1, HALVINGS + 1):
-            smaller = replace(capacity, expert_cache=whole >> turn)
-            tried = greedy(smaller)
-            if any(map(is_accelerator, tried.execution)):
-                return smaller, tried
-        return capacity, found
+        if not any(unit.experts for unit in profile.units):
+            return capacity, greedy(capacity)
+        from .search.expert_cache import with_cache_that_fits
+
+        return with_cache_that_fits(profile, capacity, greedy)
 
     def _streaming_experts(self, profile: Profile, capacity: Capacity) -> tuple[Capacity, Assignment] | None:
         """Return the greedy assignment of a mixture in which the host computes nothing, with its capacity; None if it
@@ -530,15 +511,6 @@ class _Request:
         if not any(map(is_accelerator, assignment.execution)):
             return None
         return capacity_around(assignment, replace(found, host_compute=True)), assignment
-
-    def _may_cache_fewer(self, profile: Profile, capacity: Capacity, found: Assignment) -> bool:
-        idle = capacity.accelerators and not any(map(is_accelerator, found.execution))
-        return bool(idle and capacity.expert_cache is None and any(unit.experts for unit in profile.units))
-
-    @property
-    def is_predicted(self) -> bool:
-        """Whether seconds are asked for."""
-        return self.objective is not None or self.machine is not None
 
     def _with_link_dtype(self, profile: Profile) -> Profile:
         offload_dtype = profile.offload_dtype if self.offload_dtype is None else self.offload_dtype
@@ -562,20 +534,6 @@ class _Request:
         )
 
 
-WORTHWHILE = 0.9
-"""Keys and values on the host must take less than this share of the seconds of a plan without: how their copies and
-those of streamed weights take turns on a link is not simulated."""
-
-
-def _is_worthwhile(other: Plan, made: Plan, objective: str | None) -> bool:
-    """Whether the plan `other` is predicted to be so much faster than `made`; True if nothing is predicted."""
-    if other.prediction is None or made.prediction is None:
-        return True
-    if objective == "throughput":
-        return (made.tokens_per_second or 0.0) < WORTHWHILE * (other.tokens_per_second or 0.0)
-    return other.prediction.token < WORTHWHILE * made.prediction.token
-
-
 def _check_choices(strategy: str, objective: str | None, offload: str, machine: MachineProfile | None) -> None:
     check_choice("strategy", strategy, STRATEGIES)
     check_choice("objective", objective, (None, *OBJECTIVES))
@@ -587,6 +545,16 @@ def _check_choices(strategy: str, objective: str | None, offload: str, machine: 
             f"strategy={strategy!r} fills devices without a search, and objective={objective!r} needs one; "
             "give strategy='auto', or objective='fit' for a prediction alone"
         )
+
+
+def _checked_micro_batch_size(size: int | str | None, are_rows_fixed: bool) -> int | str | None:
+    if isinstance(size, str):
+        check_choice("micro_batch_size", size, ("auto", None))
+    elif size is not None:
+        size = whole_number("micro_batch_size", size, least=1)
+    if size is not None and are_rows_fixed:
+        raise PlanError("micro_batch_size needs the model itself: a profile, sample_inputs and a draft fix the rows")
+    return size
 
 
 def _this_machine(budgets: Mapping[Key, int]) -> MachineProfile | None:

@@ -97,7 +97,7 @@ def passing_unit(
 
 @lru_cache(maxsize=1024)
 def _one_of(unit: PassingUnit) -> PassingUnit:
-    """Return the same object for equal units: searches look it up in dictionaries, again and again."""
+    """Return one object for all equal units: searches look them up in dictionaries many times."""
     return unit
 
 

@@ -46,7 +46,7 @@ def device_name(key: Key) -> str:
 
 
 def whole_bytes(max_memory: Mapping[DeviceLike, int | str] | None) -> Mapping[DeviceLike, int | str] | None:
-    """Return budgets with those rounded down that are fractions of bytes: callers take shares of what is free."""
+    """Return budgets with fractions of bytes rounded down: callers may give shares of the free bytes."""
     if not isinstance(max_memory, Mapping):
         return max_memory
     return {key: int(size) if isinstance(size, float) and isfinite(size) else size for key, size in max_memory.items()}
@@ -95,7 +95,7 @@ def checked_main(main_device: DeviceLike | None, budgets: Mapping[Key, int]) -> 
 
 
 def caching_memories(devices: Iterable[Key], machine: MachineProfile | None = None) -> dict[Key, CachingMemory]:
-    """Return what devices take beside tensors, those of them whose allocators cache.
+    """Return the bytes beside tensors that each device with a caching allocator takes.
 
     Args:
         devices: their keys.
@@ -199,7 +199,7 @@ Fits = Callable[[Mapping[Key, int]], bool]
 
 
 def smallest_budget(budgets: Mapping[Key, int], device: Key, enough: int, fits: Fits) -> int | None:
-    """Return the smallest budget of `device` that makes it fit, the others as they are.
+    """Return the smallest budget of `device` with which something fits, the others as they are.
 
     Args:
         budgets: bytes by device key.

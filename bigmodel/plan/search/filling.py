@@ -194,8 +194,8 @@ def _needs_main(item: Item, devices: int) -> bool:
 
 
 class _Resident:
-    """Places groups that are held and run on one accelerator: what `Filling.try_add` does, with the free bytes of each
-    accelerator at hand.
+    """Places groups that are held and run on one accelerator, as `Filling.try_add` does, but keeps the free bytes of
+    each accelerator instead of counting them for each group.
 
     Args:
         filling: the accelerators so far. Nothing else is placed there in the meantime.

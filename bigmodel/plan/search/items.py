@@ -100,7 +100,7 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool, streams: bool 
 
 @lru_cache(maxsize=1024)
 def _one_of(item: Item) -> Item:
-    """Return the same object for equal groups: what one does not fit is not tried with the others."""
+    """Return one object for all equal items: where one does not fit, the search does not try the others."""
     return item
 
 

@@ -6,16 +6,53 @@ to get there. But each takes the host's time to launch, and a small one takes as
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
 from ..memory.assignment import Assignment
 from ..result.plan import Plan
-from ..result.stages import WORTHWHILE, ResidentStages
+from ..result.stages import WORTHWHILE, ResidentStages, stage_runs
 from ..time.cost import CostModel
 from ..time.stages import predict_rows
 
 AS_FAST = 1.02
 """The largest micro-batches are chosen that take at most so many times the seconds of the fastest ones."""
+
+
+NO_STAGES = "a forward is computed whole, and not in micro-batches: not all parts are resident on several accelerators"
+
+
+def with_micro_batches(
+    plan_of: Callable[[Profile], Plan],
+    profile: Profile,
+    size: int | str,
+    forward_of: Callable[[int], Profile],
+    speeds: Callable[[], MachineProfile],
+) -> Plan:
+    """Return the plan of a profile whose forward is computed in micro-batches, if its parts are resident on several
+    accelerators; else the plan of the whole forward.
+
+    Args:
+        plan_of: returns the plan of a profile.
+        profile: the model.
+        size: rows of a micro-batch; "auto": those with which the batch is predicted to be fastest.
+        forward_of: returns the profile of a forward of so many rows.
+        speeds: returns the machine to predict with; called for "auto" alone.
+    """
+    rows = profile.workload.batch_size
+    whole: Plan | None = None
+    if isinstance(size, str):
+        whole = plan_of(profile)
+        best = best_micro_batch(whole, forward_of(rows), speeds())
+        if best is None:
+            return whole
+        size = best
+    made = plan_of(replace(profile, micro_batch=forward_of(min(size, rows))))
+    if stage_runs(made):
+        return replace(made, micro_batch_size=size)
+    return whole or replace(made, notes=(*made.notes, NO_STAGES))
 
 
 def best_micro_batch(plan: Plan, profile: Profile, machine: MachineProfile) -> int | None:

@@ -55,6 +55,37 @@ class Searcher:
         self.items = [item_of(group, profile, stream_buffers, offload != "compute") for group in self.groups]
         self._last: tuple[Assignment, MemoryUsage] | None = None
 
+    def best_of_all(
+        self,
+        capacity: Capacity,
+        known: Assignment,
+        streaming: tuple[Capacity, Assignment] | None = None,
+        *,
+        may_spread: bool = False,
+        may_change: bool = False,
+        may_split: bool = False,
+    ) -> tuple[Capacity, Assignment]:
+        """Return the assignment of least time of those that all searches find, with its capacity.
+
+        Args:
+            capacity: the budgets.
+            known: an assignment that keeps them.
+            streaming: another one, of a mixture, in which the host computes nothing, with its capacity; None: none.
+            may_spread: units may be streamed to several accelerators (`best_spread`).
+            may_change: units may run elsewhere for prompts than in steps (`best_per_pass`).
+            may_split: the host may compute some of the missing experts beside `streaming` (`best_split`).
+        """
+        best = self.best(capacity, known)
+        if streaming is not None:
+            found = self.best(*streaming)
+            if self.goal.seconds(found) < self.goal.seconds(best):
+                capacity, best = streaming[0], found
+        if may_spread:
+            best = self.best_spread(capacity, best)
+        if may_change:
+            best = self.best_per_pass(capacity, best)
+        return self.best_split(capacity, best, streaming) if streaming is not None and may_split else (capacity, best)
+
     def best(self, capacity: Capacity, known: Assignment, thorough: bool = True) -> Assignment:
         """Return the assignment of least time under the budgets, `known` if none is better.
 
@@ -98,7 +129,7 @@ class Searcher:
             return known
         for left_out in range(len(others)):
             found = self._best_over((known.main, *others[left_out:]), capacity, known)
-            if self.goal.seconds(found) < WORTHWHILE * self.goal.seconds(known):
+            if self.goal.seconds(found) < WORTHWHILE_SHARE * self.goal.seconds(known):
                 return found
         return known
 
@@ -219,7 +250,7 @@ def _links_of(assignment: Assignment) -> tuple[Key, ...]:
     return tuple(dict.fromkeys(assignment.execution[index] for index in streamed))
 
 
-WORTHWHILE = 0.99
+WORTHWHILE_SHARE = 0.99
 """Streaming over several links must take less than this share of the seconds over one: their hops also take what no
 prediction counts."""
 

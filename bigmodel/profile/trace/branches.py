@@ -1,9 +1,9 @@
 """The ways through a forward whose conditions depend on values that are not known.
 
-Such a condition is taken for true or false by the place in the code that asks, the same each time: a forward whose
-layers all ask has two ways, not two for each layer. All are true first, then all are false, then single ones are
-otherwise than in a way that was tried. A forward has more ways than can be tried (`MOST_WAYS`); those tried take each
-branch once, unless it lies within several others.
+Each place in the code that reads such a condition gets the same answer every time, so a forward whose layers all read
+it has two ways, not two for each layer. On the first way all conditions are true, on the second all are false. Each
+further way changes the answer at one place of a way that was tried. A forward may have more ways than are tried
+(`MOST_WAYS`); those tried take each branch once, unless it lies within several others.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 This is how activations and KV cache are known before any weight is read:
 
-1. `fake_clone` copies the model with fake tensors; of a deep model only a few layers (`extrapolate`).
+1. `fake_clone` copies the model with fake tensors; of a deep model only a few layers (`LayerSample`).
 2. `Session` calls the clone in one of its `uses`: generation, or a plain forward.
 3. `Recorder` turns each operation and each freed storage into events of a `Trace`.
-4. `extrapolate` repeats the recorded layers for those that were left out.
+4. `extrapolate` repeats the events of the recorded layers in the place of those that were left out.
 
 `bigmodel.profile.trace.ledger` then computes peaks from the traces, for any device map.
 """
@@ -29,11 +29,12 @@ from ...errors import PlanError
 from ...quantized.packable import plan_products
 from ..model.units import UnitProfile
 from .branches import other_ways
-from .extrapolate import CannotExtrapolate, LayerSample, extrapolate, find_layer_samples
+from .equal_modules import LayerSample, find_layer_samples, model_signature
+from .extrapolate import CannotExtrapolate, extrapolate, refuse_gathered
 from .fake_kernels import fake_mode
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
-from .recordings import SHARED, Recording, structure
+from .recordings import SHARED, Recording
 from .replaying import ReplayingRecorder
 from .session import (
     BroughtToWeights,
@@ -352,7 +353,7 @@ class _Clone:
         """Return the phases of a use."""
         recording = self._recording(use, workload, values)
         for sample in self._samples:
-            sample.refuse_gathered(recording.gathered)
+            refuse_gathered(sample, recording.gathered)
         combined, lent = recording.combined, recording.lent
         for sample in self._samples:
             combined, lent = sample.extended(combined), sample.extended(lent)
@@ -395,7 +396,7 @@ class _Clone:
         model and the workload."""
         blocks = {sample.path: sample.count for sample in self._samples}
         dtypes = frozenset(self._dtypes.values())
-        return structure(self._model, blocks), self._recorded, workload, self._device, dtypes, self._packed
+        return model_signature(self._model, blocks), self._recorded, workload, self._device, dtypes, self._packed
 
     def _run(self, use: Use, workload: Workload, values: Values) -> Recording:
         clone = self._clone

@@ -1,118 +1,37 @@
 """Extrapolates the trace of a deep model from that of its first few layers.
 
 A dry run of every layer of a 126-layer model would take seconds, and layers of one kind all do the same. So only a
-sample of the layers is run (`sample_layers`), and `extrapolate` repeats what the sampled ones did for the others.
+sample of the layers is run (`LayerSample`), and `extrapolate` repeats what the sampled ones did for the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from torch import nn
-
-from ..model.units import UnitProfile
+from .equal_modules import CONTEXT, LayerSample
 from .events import Allocate, Enter, Event, Free
 from .trace import InitialStorage, Part, Segment, Trace, renamed
-
-CONTEXT = 2
-"""Layers before a layer that must be of the same kinds for two layers to count as the same: storages of one layer may
-be freed by the next ones."""
 
 
 class CannotExtrapolate(Exception):
     """The recorded trace does not repeat layer by layer."""
 
 
-@dataclass(frozen=True)
-class LayerSample:
-    """A list of blocks and the few of them that stand for all.
-
-    Attributes:
-        path: name of the list in the model.
-        units: unit index of each block of the full list.
-        count: blocks from the start that are run; the last of them stands for the full list's last.
-        stand_ins: for each block of the full list, the position of the run block that stands for it.
-    """
-
-    path: str
-    units: tuple[int, ...]
-    count: int
-    stand_ins: tuple[int, ...]
-
-    def blocks_of(self, model: nn.Module) -> list[nn.Module]:
-        """Return the blocks of the list in `model`: all of them, or the sampled ones of a clone."""
-        return list(model.get_submodule(self.path).children())
-
-    def refuse_gathered(self, gathered: Iterable[Collection[int]]) -> None:
-        """Raise CannotExtrapolate if one operation reads what many of the blocks have made, as one that stacks their
-        outputs: what it makes grows with the number of blocks.
-
-        Args:
-            gathered: for each operation, the recorded units whose results it reads.
-        """
-        sampled = set(self.units[: self.count])
-        if any(len(sampled.intersection(units)) > CONTEXT for units in gathered):
-            raise CannotExtrapolate(f"what the blocks of {self.path} make is gathered by one operation")
-
-    def extended(self, units: Collection[int]) -> frozenset[int]:
-        """Return recorded units together with those that they stand for."""
-        layers = {unit for unit, by in zip(self.units, self.stand_ins, strict=True) if self.units[by] in units}
-        return frozenset(units).difference(self.units[: self.count]) | layers
-
-
-def find_layer_samples(model: nn.Module, units: Sequence[UnitProfile]) -> list[LayerSample]:
-    """Return a sample of each list of blocks of `model` that is long enough for one."""
-    number = {unit.name: index for index, unit in enumerate(units) if unit.is_block}
-    found = []
-    for path, module in model.named_modules():
-        names = [f"{path}.{child}" if path else child for child in module._modules]
-        if not isinstance(module, nn.ModuleList) or not all(name in number for name in names):
-            continue
-        sampled = sample_layers([block_signature(block) for block in module])
-        if sampled is not None:
-            found.append(LayerSample(path, tuple(number[name] for name in names), *sampled))
-    return found
-
-
-def sample_layers(signatures: Sequence[object]) -> tuple[int, tuple[int, ...]] | None:
-    """Return how many layers from the start stand for all, and which of these stands for each layer.
-
-    A layer stands for another when both and the `CONTEXT` layers before them have the same signatures. The last
-    sampled layer stands for the very last one.
+def refuse_gathered(sample: LayerSample, gathered: Iterable[Collection[int]]) -> None:
+    """Refuse a sample if one operation reads what many of its blocks have made, as one that stacks their outputs: what
+    it makes grows with the number of blocks.
 
     Args:
-        signatures: one value per layer; equal values mean layers that do the same.
+        sample: the blocks that were run.
+        gathered: for each operation, the recorded units whose results it reads.
 
-    Returns:
-        None when no layer can be left out.
+    Raises:
+        CannotExtrapolate: an operation reads the results of more than `CONTEXT` of the blocks.
     """
-    total = len(signatures)
-    windows = [tuple(signatures[i - CONTEXT : i + 1]) for i in range(CONTEXT, total)]
-    for count in range(CONTEXT + 2, total):
-        if windows[count - 1 - CONTEXT] != windows[-1]:
-            continue
-        known = {window: CONTEXT + i for i, window in enumerate(windows[: count - 1 - CONTEXT])}
-        middle = windows[count - 1 - CONTEXT : -1]
-        if all(window in known for window in middle):
-            return count, (*range(count - 1), *(known[window] for window in middle), count - 1)
-    return None
-
-
-def block_signature(block: nn.Module) -> object:
-    """Return a value that is equal for two blocks that do the same: classes, shapes and plain settings inside."""
-    return tuple((name, *module_signature(module)) for name, module in block.named_modules())
-
-
-def module_signature(module: nn.Module) -> tuple[object, ...]:
-    """Return a value that is equal for two modules that do the same, but for the modules in them."""
-    tensors = [(k, t.shape, t.dtype) for k, t in {**module._parameters, **module._buffers}.items() if t is not None]
-    settings = sorted(
-        (k, v)
-        for k, v in vars(module).items()
-        if isinstance(v, (int, float, str, bool)) and k not in ("layer_idx", "layer_id", "layer_index")
-    )
-    return type(module), tuple(tensors), tuple(map(repr, settings))
+    run = set(sample.units[: sample.count])
+    if any(len(run.intersection(units)) > CONTEXT for units in gathered):
+        raise CannotExtrapolate(f"what the blocks of {sample.path} make is gathered by one operation")
 
 
 def extrapolate(trace: Trace, sample: LayerSample) -> Trace:

@@ -25,7 +25,7 @@ from ...devices import HOST
 from ...devices.nested import spanned_elements
 from ...quantized.formats import restoring
 from ...quantized.formats.restoring import RESTORE
-from .shape_rules import Result, by_rule, is_plain
+from .shape_rules import RULES, Result, is_plain
 from .work import tensors_in
 
 aten = torch.ops.aten
@@ -106,7 +106,8 @@ def forget_results() -> None:
 
 def derive(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation by a rule for its shapes, else as `by_pytorch`."""
-    found = by_rule(func, args, kwargs)
+    rule = None if kwargs else RULES.get(func)
+    found = None if rule is None else rule(args)
     if found is not None:
         arguments = tensors_in(args)
         if _common_device(arguments) is not None:

@@ -161,7 +161,7 @@ def _filled_layers(cache: Any) -> list[Any]:
 
 
 def _windows(cache: Any) -> list[int]:
-    """Return the sliding windows of a cache's layers, in tokens, ascending. Static layers have room for just these."""
+    """Return the sliding windows of a cache's layers, in tokens, ascending. A static layer has room for its window."""
     layers = [layer for layer in _filled_layers(cache) if getattr(layer, "is_sliding", False)]
     windows = {getattr(layer, "sliding_window", None) or getattr(layer, "max_cache_len", None) for layer in layers}
     return sorted(window for window in windows if isinstance(window, int))

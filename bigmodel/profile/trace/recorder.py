@@ -1,4 +1,7 @@
-"""Records events: every operation of a forward on fake tensors, and the end of every storage."""
+"""Records the events of forwards on fake tensors: each operation, and when each storage is allocated and freed.
+
+The recorder also notes which unit of the model runs (`follow`), and on which unit's device a tensor between units lies.
+"""
 
 from __future__ import annotations
 

@@ -1,19 +1,16 @@
 """What a dry run records of a model or of a sample of its layers, and recordings that equal models share.
 
-Whoever profiles many models that differ in the number of their layers alone, as the stages of one model over nodes, has
-each sample of layers recorded once: what was recorded is the same, and only how often it is repeated differs.
+Models that differ only in their number of layers, such as the stages of one model over nodes, may share a recording:
+the sampled layers do the same, and only the number of their repetitions differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from torch import nn
-
-from .extrapolate import block_signature, module_signature
 from .trace import Trace, renamed
 
 SHARED: ContextVar[dict[Hashable, Recording] | None] = ContextVar("shared_recordings", default=None)
@@ -68,27 +65,9 @@ class Recording:
 
 @contextmanager
 def sharing_recordings() -> Iterator[None]:
-    """Have dry runs within the context share what they record of equal models, at equal dtypes of what is loaded."""
+    """Share recordings among the dry runs within the context, for equal models that are loaded with equal dtypes."""
     token = SHARED.set({})
     try:
         yield
     finally:
         SHARED.reset(token)
-
-
-def structure(model: nn.Module, counts: Mapping[str, int]) -> Hashable:
-    """Return a value that is equal for models that record the same.
-
-    Args:
-        model: the model.
-        counts: by name of a list of blocks, how many from its start are run; of others, all are.
-    """
-    parts: list[Hashable] = []
-    inside = tuple(f"{path}." for path in counts)
-    for name, module in model.named_modules():
-        if name in counts:
-            blocks = list(module.children())[: counts[name]]
-            parts.append((name, tuple(map(block_signature, blocks))))
-        elif not name.startswith(inside):
-            parts.append((name, *module_signature(module)))
-    return tuple(parts)

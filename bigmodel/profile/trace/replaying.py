@@ -3,50 +3,150 @@
 Layers of one kind do the same at the same shapes, in a padded prompt and in one without padding, and so do the norms
 and projections of one layer. A call is replayed if a module of equal structure was called with arguments of equal
 shapes, and if that call did nothing but return new tensors: what it allocated is freed or returned, no unknown
-condition was asked for, no weight from outside was read, and no attribute of a module was set. A call with a cache may
-also replace the tensors in its own layer of that (`cached_layer`). All other calls run.
+condition was asked for, no weight from outside was read, and no attribute of a module was set. All other calls run.
 
-What is recorded is equal to what `Recorder` records, event by event.
+A call with a cache of keys and values may also replace the tensors in its own layer of the cache (`CachedLayer`):
+attention concatenates new keys and values to those of its layer, and the old ones are freed. Such a call is replayed
+for another block if that block's layer holds tensors of equal shapes, and if the call accessed no other layer. An
+access counts as one of its own layer if it is by the position that the block's modules hold (`layer_idx`), and not by
+an equal number: the first block may access the first layer by its number because all blocks do.
+
+The events are equal to those that `Recorder` records. From top to bottom: arguments of calls, with layers of caches;
+recorded calls; the recorder.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, is_dataclass
-from types import BuiltinFunctionType, FunctionType, MethodType
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .cached_layer import POSITIONS, CachedLayer, is_cache
+from .equal_modules import POSITIONS, SCALARS, ModuleStructures
 from .events import OUTSIDE, Allocate, Event, Free, Operation, Route, Routed, Scratch
 from .fake_kernels import fake_view
 from .recorder import Recorder
 from .values import CHOSEN, VALUE, known_value
-
-_OF_MODULES = frozenset(vars(nn.Module()))
-"""Attributes that every module has: its tensors and modules, which are compared by shape and structure, and hooks."""
-
-_HOOKS = frozenset(name for name in _OF_MODULES if name.endswith("_hooks"))
-
-_REPLACED = frozenset({"forward", "_apply"})
-"""Methods that the recorder and the fake clone replace."""
-
-_UNCHANGING = (type, FunctionType, MethodType, BuiltinFunctionType, functools.partial, torch.Tensor, nn.Module)
-"""Types of attributes that have no settings that a forward reads."""
-
-_SCALARS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
-"""Types of arguments that are compared by value."""
 
 _OWN = -1
 """Role of the unit that runs, in place of its number; other units are named by the first argument that they made."""
 
 _PLAIN_EVENTS = (Operation, Scratch, Route, Routed)
 """Events that name no storage and no unit."""
+
+LAYERS = "layers"
+"""Attribute of a cache of transformers: a list with an object for each block, whose attributes are its tensors."""
+
+
+def is_cache(value: Any) -> bool:
+    """Return whether an argument is a cache with layers."""
+    return isinstance(getattr(value, "__dict__", {}).get(LAYERS), list) and hasattr(type(value), "get_seq_length")
+
+
+class CachedLayer:
+    """The layer of a cache that belongs to a block.
+
+    Args:
+        cache: the cache.
+        position: which of its layers it is.
+
+    Attributes:
+        layer: the object that holds keys and values.
+    """
+
+    def __init__(self, cache: Any, position: int) -> None:
+        self.cache = cache
+        self.position = position
+        self.layer: Any = list.__getitem__(vars(cache)[LAYERS], position)
+
+    @classmethod
+    def of(cls, cache: Any, position: int) -> CachedLayer | None:
+        """Return the layer of a cache at a position; None if it has none there."""
+        return cls(cache, position) if 0 <= position < len(vars(cache)[LAYERS]) else None
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """Its attributes by name."""
+        return vars(self.layer)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Attributes of the cache beside its layers, by name."""
+        return {name: value for name, value in vars(self.cache).items() if name != LAYERS}
+
+    @contextmanager
+    def watched(self, module: nn.Module) -> Iterator[set[int]]:
+        """Yield a set to which is added what is accessed of the cache's layers within the context, other than this one
+        by the position that the parts of `module` have."""
+        layers = vars(self.cache)[LAYERS]
+        watched = _Watched(layers)
+        members = [vars(part) for part in module.modules()]
+        known = [(own, name, own[name]) for own in members for name in POSITIONS if name in own]
+        setattr(self.cache, LAYERS, watched)
+        for own, name, position in known:
+            own[name] = _OwnPosition(position)
+        try:
+            yield watched.others
+        finally:
+            for own, name, position in known:
+                own[name] = position
+            setattr(self.cache, LAYERS, layers)
+            if isinstance(layers, _Watched):  # for a block around the module
+                layers.others |= watched.others
+            if len(watched) != len(layers):  # some have been added
+                watched.others.add(len(layers))
+                layers[:] = list.__iter__(watched)
+
+
+class _OwnPosition(int):
+    """The position of the running block, which its type tells from an equal number."""
+
+
+class _Watched(list[Any]):
+    """A list that notes which of its members are accessed, but for that at the position of the running block."""
+
+    def __init__(self, members: list[Any]) -> None:
+        super().__init__(list.__iter__(members))
+        self.others: set[int] = set()
+
+    def __getitem__(self, position: Any) -> Any:
+        if type(position) is not _OwnPosition:
+            self.others.add(position if isinstance(position, int) else -1)
+        return super().__getitem__(position)
+
+    def __setitem__(self, position: Any, member: Any) -> None:
+        self.others.add(-1)
+        super().__setitem__(position, member)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.others.add(-1)
+        return super().__iter__()
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """The arguments of a call.
+
+    Attributes:
+        module: the module that is called.
+        key: value that is equal for arguments with which modules do the same, but for what caches hold.
+        tensors: the tensors among them, and in its layers of caches.
+        roles: role of each unit that made one of them.
+        layers: its layer of each cache.
+        held: what that holds, by position of the cache and attribute: equal values as in `key`.
+    """
+
+    module: nn.Module
+    key: list[Any] = field(default_factory=list)
+    tensors: list[FakeTensor] = field(default_factory=list)
+    roles: dict[int, int] = field(default_factory=dict)
+    layers: list[CachedLayer] = field(default_factory=list)
+    held: dict[tuple[int, str], tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,123 +209,41 @@ class _Call:
     gathered: frozenset[frozenset[int]]
 
 
-@dataclass(frozen=True)
-class _Arguments:
-    """The arguments of a call.
-
-    Attributes:
-        module: the module that is called.
-        key: value that is equal for arguments with which modules do the same, but for what caches hold.
-        tensors: the tensors among them, and in its layers of caches.
-        roles: role of each unit that made one of them.
-        layers: its layer of each cache.
-        held: what that holds, by position of the cache and attribute: equal values as in `key`.
-    """
-
-    module: nn.Module
-    key: list[Any] = field(default_factory=list)
-    tensors: list[FakeTensor] = field(default_factory=list)
-    roles: dict[int, int] = field(default_factory=dict)
-    layers: list[CachedLayer] = field(default_factory=list)
-    held: dict[tuple[int, str], tuple[Any, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A module whose calls may be replayed.
-
-    Attributes:
-        structure: number that is equal for modules that do the same; None: calls of this one are not replayed.
-        states: the modules in it, and itself, each with its state (`_state_of`) when `structure` was found.
-    """
-
-    structure: int | None
-    states: tuple[tuple[nn.Module, tuple[object, ...]], ...]
-
-    def is_unchanged(self) -> bool:
-        """Return whether no attribute has been set since."""
-        return all(_state_of(module) == state for module, state in self.states)
-
-
 class ReplayingRecorder(Recorder):
     """A `Recorder` that replays repeated calls of the modules given to `replay_calls`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._calls: dict[Hashable, _Call] = {}
-        self._structures: dict[Hashable, int] = {}
-        self._known_settings: dict[Hashable, int] = {}
-        self._held: list[object] = []  # what is told from others by its `id`, which no other gets while it is alive
-        self._known_modules: dict[int, _Known] = {}
-        self._objects: dict[int, Any] = {}  # what modules read beside tensors: configs
         self._values: dict[int, torch.Tensor] = {}  # known values of arguments, by id
         self._positions: dict[int, int | None] = {}  # by id of a module: its position in caches
 
     def replay_calls(self, model: nn.Module) -> None:
         """Replay repeated calls of the modules in `model`; call it before modules are followed."""
+        structures = ModuleStructures(model)
         for module in model.modules():
-            own = ((name, value) for name, value in vars(module).items() if name not in _OF_MODULES)
-            self._objects.update((id(value), value) for _, value in own if _has_settings(value))
-            if "forward" in vars(module):
-                self._known_modules[id(module)] = _Known(None, ())
-            elif type(module).forward is not nn.Module.forward:
-                self._wrap_call(module, functools.partial(self._replayed, module))
+            if "forward" not in vars(module) and type(module).forward is not nn.Module.forward:
+                self._wrap_call(module, partial(self._replayed, structures, module))
 
-    def _known_module(self, module: nn.Module) -> _Known:
-        found = self._known_modules.get(id(module))
-        if found is None:
-            self._known_modules[id(module)] = _Known(None, ())  # of one that contains itself
-            found = self._known_modules[id(module)] = self._examined(module)
-        return found
-
-    def _examined(self, module: nn.Module) -> _Known:
-        """Return what is known of a module that is called for the first time."""
-        own = vars(module)
-        if any(own[name] for name in _HOOKS):
-            return _Known(None, ())
-        parts: list[Any] = [type(module), module.training]
-        for name, value in own.items():
-            if name in _OF_MODULES or name in POSITIONS or name in _REPLACED:
-                continue
-            if _has_settings(value) and id(value) not in self._objects:
-                return _Known(None, ())
-            parts.append((name, _compared(value)))
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:  # PyTorch multiplies with one that requires gradients in another way
-                settings = tensor.stride(), tensor.dtype, tensor.requires_grad
-                parts.append((name, tensor.shape, settings, id(known_value(tensor))))
-        self._held += [value for value in own.values() if type(value) in _SCALARS]
-        states = [(module, _state_of(module))]
-        for name, child in module._modules.items():
-            known = None if child is None else self._known_module(child)
-            if known is not None and known.structure is None:
-                return known
-            parts.append((name, None if known is None else known.structure))
-            states += () if known is None else known.states
-        return _Known(self._structures.setdefault(tuple(parts), len(self._structures)), tuple(states))
-
-    @property
-    def _settings(self) -> int:
-        """A number that is equal for equal settings of all configs: which kernels are called depends on them."""
-        settings = tuple(tuple(map(id, vars(each).values())) for each in self._objects.values())
-        found = self._known_settings.get(settings)
-        if found is None:
-            found = self._known_settings[settings] = len(self._known_settings)
-            self._held += [value for each in self._objects.values() for value in vars(each).values()]
-        return found
-
-    def _replayed(self, module: nn.Module, method: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def _replayed(
+        self,
+        structures: ModuleStructures,
+        module: nn.Module,
+        method: Callable[..., Any],
+        args: Any,
+        kwargs: Mapping[str, Any],
+    ) -> Any:
         """Return the result of a call of `method`, the forward of a module: replayed if it repeats one."""
         if not self._in_forward or torch.is_grad_enabled():
             return method(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             given = self._arguments(module, args, kwargs)
-            known = None if given is None else self._known_module(module)
-        if given is None or known is None or known.structure is None or not known.is_unchanged():
+            known = None if given is None else structures.of(module)
+        if given is None or known is None or known.number is None or not known.is_unchanged():
             given = None  # the call may free what it is given in a list or a cache
             return method(*args, **kwargs)
         held = tuple(given.held.items())
-        key = known.structure, tuple(given.key), held, self._settings, self._choice, torch.get_default_dtype()
+        key = known.number, tuple(given.key), held, structures.settings, self._choice, torch.get_default_dtype()
         call = self._calls.get(key)
         if call is not None:
             with torch._C.DisableTorchFunction():
@@ -270,7 +288,7 @@ class ReplayingRecorder(Recorder):
             if kind is FakeTensor:
                 if not self._describe_tensor(value, key, found):
                     return False
-            elif kind in _SCALARS:
+            elif kind in SCALARS:
                 key += (kind, value)
             elif kind is tuple or kind is list:
                 key += (kind, len(value))
@@ -421,7 +439,7 @@ class ReplayingRecorder(Recorder):
     def _output(self, value: Any, first: int, given: Sequence[tuple[int, int]]) -> _Output | _Given | _Plain | None:
         """Return what is known of a value that a call returned; None if it is no new tensor, no argument and not
         plain."""
-        if type(value) in _SCALARS:
+        if type(value) in SCALARS:
             return _Plain(value)
         if type(value) is not FakeTensor:
             return None
@@ -452,7 +470,7 @@ class ReplayingRecorder(Recorder):
         for (place, name, _), value in zip(call.set, values, strict=True):
             setattr(given.layers[place].layer, name, value)
         freed = {event.storage for event in self.events[begin:] if isinstance(event, Free)}
-        del self.events[begin:]  # those that ended as they were replaced: the call has freed them in between
+        del self.events[begin:]  # tensors freed as they were replaced above: below they are freed where the call did
         self._count += call.storages
         for number in call.sizes:
             self._allocated_at[first + number] = len(self.events)
@@ -486,46 +504,3 @@ def _is_strided(tensor: torch.Tensor) -> bool:
 def _same_layers(after: _Arguments, given: _Arguments) -> bool:
     pairs = zip(after.layers, given.layers, strict=True)
     return all(left.layer is right.layer for left, right in pairs)
-
-
-def _compared(value: Any) -> Hashable:
-    """Return what is compared of an attribute of a module: the value of a plain one, else which object it is."""
-    kind = type(value)
-    if kind in _SCALARS:
-        return kind, value
-    if kind is dict:
-        return kind, tuple((_compared(key), _compared(member)) for key, member in value.items())
-    if kind is tuple or kind is list:
-        return kind, tuple(map(_compared, value))
-    return kind, tuple(map(_compared, _fields(value))) if _is_frozen(value) else id(value)
-
-
-def _is_frozen(value: Any) -> bool:
-    """Return whether an object is an immutable record, as a format of weights: it is compared by its fields."""
-    return is_dataclass(value) and not isinstance(value, type) and type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
-
-
-def _fields(value: Any) -> list[Any]:
-    return [getattr(value, field.name) for field in fields(value)]
-
-
-def _has_settings(value: Any) -> bool:
-    """Return whether an attribute of a module is an object with attributes that may change, as a config."""
-    if _is_frozen(value):
-        return any(map(_has_settings, _fields(value)))
-    return hasattr(value, "__dict__") and not isinstance(value, _UNCHANGING)
-
-
-def _state_of(module: nn.Module) -> tuple[object, ...]:
-    """Return what changes if an attribute of a module is set, or a member of one that is a collection."""
-    own = vars(module)
-    found: list[object] = [*map(id, own.values())]
-    for place, (name, member) in enumerate(own.items()):
-        if name in POSITIONS and isinstance(member, int):
-            found[place] = int(member)
-        kind = type(member)
-        if kind is dict and name not in _HOOKS:
-            found += map(id, member.values())
-        elif kind is list or kind is set:
-            found += map(id, member)
-    return tuple(found)

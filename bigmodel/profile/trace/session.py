@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from ...devices import HOST
 from ...devices.scripts import OverriddenScripts
-from .extrapolate import LayerSample
+from .equal_modules import LayerSample
 from .fake_kernels import new_fake
 from .initial_buffers import initial_buffers
 from .recorder import Recorder
@@ -50,7 +50,6 @@ def fake_clone(
             computed (`initial_buffers`).
         mode: the mode the fake tensors belong to.
         device: device that the fake tensors report.
-        sequences: texts that the model computes at once: the workload's, or as many for each beam.
         dtypes: dtype by `id` of the tensor, for those that will be cast when loaded.
         samples: the blocks to keep of long lists of blocks.
     """

@@ -8,7 +8,7 @@ PyTorch; the tests hold the rules against it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +38,6 @@ class Result:
     device: torch.device
     viewed: int | None
     returned: bool = False
-
-
-def by_rule(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Result | None:
-    """Return the result of an operation on fake tensors of one device; None if there is no rule for it."""
-    rule = _RULES.get(func)
-    return None if rule is None or kwargs else rule(args)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -145,7 +139,7 @@ def _device_of(tensor: FakeTensor) -> torch.device:
     return torch.device(tensor.fake_device.type, tensor.fake_device.index)
 
 
-_RULES: dict[Any, Callable[[tuple[Any, ...]], Result | None]] = {
+RULES: dict[Any, Callable[[tuple[Any, ...]], Result | None]] = {
     **dict.fromkeys(
         (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.neg.default), _arithmetic
     ),
@@ -169,3 +163,5 @@ _RULES: dict[Any, Callable[[tuple[Any, ...]], Result | None]] = {
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default), _view),
     **dict.fromkeys((aten.alias.default, aten.detach.default), _same_view),
 }
+"""The rule of each operation that has one: it returns the result for positional arguments on one device, and None for
+those that it does not cover."""

@@ -207,12 +207,12 @@ class Trace:
 
     @cached_property
     def changed(self) -> dict[Any, Any]:
-        """Traces that were made of this one, which whoever makes them keeps here to make them once."""
+        """A cache of traces derived from this one, which the code that derives them fills."""
         return {}
 
     @cached_property
     def peaks(self) -> dict[object, Any]:
-        """Results of replays, which whoever replays it keeps here to do so once."""
+        """A cache of the results of replays, which the code that replays the trace fills."""
         return {}
 
     @cached_property

@@ -136,7 +136,7 @@ class Values:
         setattr(tensor, VALUE, value)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Have the value of a fake tensor unknown."""
+        """Mark the value of a fake tensor as unknown."""
         tensor.__dict__.pop(VALUE, None)
 
     def run(

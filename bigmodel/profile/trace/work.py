@@ -220,6 +220,8 @@ def scale_work(work: Work, share: float) -> Work:
 
 
 KEY_BLOCK = 512
+"""Keys of a block in ATen's flash attention for the CPU."""
+
 FEWEST_IN_BLOCKS = 16
 """Channels that oneDNN blocks together with AVX-512; inputs of fewer channels are not reordered."""
 

@@ -145,7 +145,7 @@ def test_the_prediction_counts_what_memory_saves_over_the_same_links(monkeypatch
     search = Searcher(of, Objective(CostModel(of, linked(SLOW, SLOW))))
     known = search.best_spread(given, search.best(given, greedy_assignment(of, given, "auto", False)))
     assert known.is_spread
-    monkeypatch.setattr(searcher, "WORTHWHILE", 0.5)
+    monkeypatch.setattr(searcher, "WORTHWHILE_SHARE", 0.5)
     monkeypatch.setattr(searcher, "GIB", 2 * max(unit.nbytes for unit in of.units if unit.is_block))
     saved = search.predict(given, known).seconds_saved_per_gib
     assert saved[0] > 0

@@ -3,21 +3,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import nn
 
 from bigmodel.profile.model.experts import RouterChoice
+from bigmodel.profile.trace.equal_modules import LayerSample, sample_layers
 from bigmodel.profile.trace.events import Allocate, Enter, Free, Leave, Operation, Route, Routed, Scratch
-from bigmodel.profile.trace.extrapolate import (
-    CONTEXT,
-    CannotExtrapolate,
-    LayerSample,
-    block_signature,
-    extrapolate,
-    sample_layers,
-)
+from bigmodel.profile.trace.extrapolate import CannotExtrapolate, extrapolate, refuse_gathered
 from bigmodel.profile.trace.ledger import replay
 from bigmodel.profile.trace.trace import InitialStorage, Trace
 from bigmodel.profile.trace.work import CALL, PRODUCT, Work
@@ -105,43 +95,6 @@ def test_layers_that_run_out_of_order_cannot_be_repeated() -> None:
 
 def test_layers_whose_results_one_operation_gathers_cannot_be_repeated() -> None:
     sample = LayerSample("blocks", tuple(range(8)), 4, (0, 1, 2, 2, 2, 2, 2, 3))
-    sample.refuse_gathered([frozenset({0, 1}), frozenset({2, 3}), frozenset({1, 90, 91})])
+    refuse_gathered(sample, [frozenset({0, 1}), frozenset({2, 3}), frozenset({1, 90, 91})])
     with pytest.raises(CannotExtrapolate, match="of blocks make is gathered"):
-        sample.refuse_gathered([frozenset({0, 1, 2, 3})])
-
-
-def test_the_first_few_layers_stand_for_equal_ones() -> None:
-    count, stand_ins = sample_layers(["a"] * 10) or (0, ())
-    assert count == CONTEXT + 2
-    assert stand_ins == (0, 1, 2, 2, 2, 2, 2, 2, 2, 3)
-
-
-def test_a_short_list_of_layers_is_not_sampled() -> None:
-    assert sample_layers(["a"] * 4) is None
-    assert sample_layers(list("abcdefgh")) is None
-
-
-@given(st.lists(st.sampled_from("ab"), max_size=24))
-def test_each_layer_has_a_stand_in_with_the_same_predecessors(kinds: list[str]) -> None:
-    found = sample_layers(kinds)
-    if found is None:
-        return
-    count, stand_ins = found
-    assert count < len(kinds) == len(stand_ins)
-    for index, stand_in in enumerate(stand_ins):
-        assert stand_in < count
-        window = kinds[max(0, index - CONTEXT) : index + 1]
-        assert kinds[max(0, stand_in - CONTEXT) : stand_in + 1] == window
-
-
-def test_kinds_differ_by_shape_class_and_setting_but_not_by_position() -> None:
-    class Layer(nn.Module):
-        def __init__(self, index: int, width: int = 2, window: int = 0) -> None:
-            super().__init__()
-            self.layer_idx, self.window = index, window
-            self.inner = nn.Linear(width, width)
-
-    assert block_signature(Layer(0)) == block_signature(Layer(1))
-    assert block_signature(Layer(0)) != block_signature(Layer(0, width=3))
-    assert block_signature(Layer(0)) != block_signature(Layer(0, window=4))
-    assert block_signature(Layer(0)) != block_signature(Layer(0).to(torch.float16))
+        refuse_gathered(sample, [frozenset({0, 1, 2, 3})])

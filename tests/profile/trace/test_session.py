@@ -15,8 +15,8 @@ from bigmodel import dispatch_model, send_to_device
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.devices.nested import iter_tensors
 from bigmodel.profile import Profile, profile_model, profile_units
+from bigmodel.profile.trace.equal_modules import find_layer_samples
 from bigmodel.profile.trace.events import Allocate, Call
-from bigmodel.profile.trace.extrapolate import find_layer_samples
 from bigmodel.profile.trace.recorder import Recorder
 from bigmodel.profile.trace.session import ConstantsThroughHost, Session, caches_of, fake_clone, without_cached_results
 from bigmodel.profile.trace.workload import Workload

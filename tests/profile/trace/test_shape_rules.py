@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bigmodel.profile.trace.fake_kernels import by_pytorch, derive, fake_mode
-from bigmodel.profile.trace.shape_rules import by_rule
+from bigmodel.profile.trace.shape_rules import RULES
 
 from ...examples import some
 
@@ -50,7 +50,7 @@ def described(run: Any, func: Any, args: tuple[Any, ...]) -> Any:
 def has_rule(func: Any, *args: Any) -> bool:
     """Compare a result with and without rules, and return whether there is one for it."""
     assert described(derive, func, args) == described(by_pytorch, func, args), (func, args)
-    return by_rule(func, args, {}) is not None
+    return RULES[func](args) is not None
 
 
 def tensors(layouts: list[Any]) -> list[torch.Tensor]:
