@@ -35,6 +35,7 @@ from ...devices.nested import (
 from ...errors import DispatchError
 from ..mapped.mapped_block import MappedBlock
 from ..mapped.readahead import ReadAhead
+from ..streaming.admission import Admission
 from ..streaming.gradients import Compute, run_with_gradients
 from ..streaming.streamer import Streamer, is_transformed
 from ..streaming.transform_budgets import TransformBudgets
@@ -107,6 +108,8 @@ class AttachedForward(NotCopied):
         """Of a call of the whole model: holds it to the budgets of devices where it is transformed or unplanned."""
         self.unplanned: UnplannedCalls | None = None
         """Of a call of the whole model: tells whether it is beyond the plan."""
+        self.admission: Admission | None = None
+        """Has calls from outside the model wait until budgets have room for them; None: nothing waits."""
 
     def attach(self) -> None:
         """Replace the module's forward."""
@@ -142,6 +145,12 @@ class AttachedForward(NotCopied):
         self._own = forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if (
+            self.admission is not None
+            and not self.admission.inside.now
+            and (forwards := self.forwards_of(args, kwargs, self.admission.most))
+        ):
+            return self.admission.run(forwards, self, args, kwargs)
         if self.parts is not None and not self.parts.are_current():
             self.parts.find_added(self.parts)
         if self.stage is not None and (step := running_step()) is not None:
@@ -166,6 +175,15 @@ class AttachedForward(NotCopied):
         if isinstance(output, GeneratorType):
             return (send_to_device(each, target, skip_keys=self.skip_keys) for each in output)
         return send_to_device(output, target, skip_keys=self.skip_keys)
+
+    def forwards_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> int:
+        """Return the number of planned forwards that a call counts as in `Admission`: `most` if it runs alone, 0 if it
+        waits for nothing."""
+        if is_transformed():
+            return most
+        if torch.is_grad_enabled():
+            return 0
+        return most if self.unplanned is not None and self.unplanned.is_beyond(args, kwargs) else 1
 
     def _run_on(self, device: torch.device, run: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run with the arguments brought to `device`, and what is written into them brought back."""

@@ -48,6 +48,15 @@ class UnplannedCalls:
         """Return the kind and the tokens of a call that is to be measured; None: it is planned, or one like it fits."""
         if torch.is_grad_enabled():
             return None
+        found = self._beyond(args, kwargs)
+        return None if found is None or found[1] <= self._fitted.get(found[0], 0) else found
+
+    def is_beyond(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call takes more than its plan says, also if one like it fits."""
+        return self._beyond(args, kwargs) is not None
+
+    def _beyond(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind, int] | None:
+        """Return the kind and the tokens of a call that is beyond the plan; None of others."""
         texts = args[:1] if args and self._first in TOKENS else tuple(map(kwargs.get, TOKENS))
         text = next((each for each in texts if isinstance(each, torch.Tensor) and each.dim() >= 2), None)
         if text is None:
@@ -60,10 +69,7 @@ class UnplannedCalls:
             all_scores=self._keeps_last and text.shape[1] > 1 and keeps_all,
             no_cache=kwargs.get(CACHES) is False,
         )
-        beyond = kind.loss or kind.all_scores or tokens > self._planned
-        if not beyond or tokens <= self._fitted.get(kind, 0):
-            return None
-        return kind, tokens
+        return (kind, tokens) if kind.loss or kind.all_scores or tokens > self._planned else None
 
     def fits(self, size: tuple[Kind, int]) -> None:
         """Note that a call has kept to the budgets."""
