@@ -31,7 +31,7 @@ from ..streaming.admission import Admission
 from ..streaming.host_kv import KVFetchers
 from ..streaming.streamer import Streamer
 from ..streaming.transform_budgets import TransformBudgets
-from ..streaming.unplanned_calls import of_plan
+from ..streaming.unplanned_calls import of_part, of_plan
 from ..transfer.stages import StagePipeline
 from ..weights.autograd_functions import CopiesForFunctions
 from ..weights.block import Registry
@@ -209,6 +209,8 @@ class Dispatched(NotCopied):
                 start.transform_budgets = budgets
                 if start.method == "forward" and self.resolved.are_budgets_given:
                     start.unplanned = of_plan(self.plan, model.forward)
+            elif start.admission is not None and (calls := of_part(self.plan)) is not None:
+                start.unplanned_part = budgets, calls
 
     def _admit(self, model: nn.Module) -> None:
         """Have calls of the model and of its parts wait until budgets that were given have room for them."""
