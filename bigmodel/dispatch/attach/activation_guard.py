@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -40,13 +40,13 @@ from ...devices import (
     torch_device,
 )
 from ...devices.forks import new_rlock
-from ...devices.nested import iter_leaves
 from ...errors import BudgetError, DispatchError
 from ...plan import Plan
 from ...profile import storage_key
 from ...profile.trace.measured import MeasuredForward
 from ..placement.measured import corrected_plan, plan_measured
 from ..streaming.gradients import Compute
+from ..streaming.transform_budgets import tensors_in
 from .attached_forward import AttachedForward
 from .dispatched import Dispatched
 
@@ -130,7 +130,7 @@ class ActivationGuard:
             measured = self._measuring.end(output)
         finally:
             self._measuring = None
-        trained = (*self._model.parameters(), *_tensors_in((args, kwargs), set()))
+        trained = (*self._model.parameters(), *tensors_in((args, kwargs), set()))
         needs_gradients = any(tensor.requires_grad for tensor in trained)
         self._correct(measured, stays=needs_gradients and (torch.is_grad_enabled() or _is_optimized(self._model)))
         return output
@@ -180,16 +180,6 @@ def _is_optimized(model: nn.Module) -> bool:
     return any(id(parameter) in own for group in groups for parameter in group["params"])
 
 
-def _tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """Yield the tensors in arguments, also those that are attributes of objects of any class."""
-    for leaf in iter_leaves(value, registered=True):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif not isinstance(leaf, (nn.Module, type)) and hasattr(leaf, "__dict__") and id(leaf) not in seen:
-            seen.add(id(leaf))
-            yield from _tensors_in(vars(leaf), seen)
-
-
 class _Measuring:
     """One first forward: its peaks so far, which must keep to the budgets of the plan.
 
@@ -202,7 +192,7 @@ class _Measuring:
     def __init__(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._plan = plan
         main = torch_device(plan.main_device)
-        given = {storage_key(each): each.nbytes for each in _tensors_in((args, kwargs), set()) if each.device == main}
+        given = {storage_key(each): each.nbytes for each in tensors_in((args, kwargs), set()) if each.device == main}
         self._given = set(given)
         self._inputs = {plan.main_device: sum(given.values())}
         self._before = memory_allocated(main) if is_accelerator(plan.main_device) else 0
@@ -227,7 +217,7 @@ class _Measuring:
         main = torch_device(self._plan.main_device)
         returned = {
             storage_key(each): each.untyped_storage().nbytes()
-            for each in _tensors_in(output, set())
+            for each in tensors_in(output, set())
             if each.device == main and storage_key(each) not in self._given
         }
         return max(memory_allocated(main) - self._before - sum(returned.values()), 0)

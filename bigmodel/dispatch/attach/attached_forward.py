@@ -35,10 +35,11 @@ from ...devices.nested import (
 from ...errors import DispatchError
 from ..mapped.mapped_block import MappedBlock
 from ..mapped.readahead import ReadAhead
+from ..streaming.admission import Admission
 from ..streaming.gradients import Compute, run_with_gradients
 from ..streaming.streamer import Streamer, is_transformed
 from ..streaming.transform_budgets import TransformBudgets
-from ..streaming.unplanned_calls import Kind, UnplannedCalls
+from ..streaming.unplanned_calls import MeasuredCalls, Size, UnplannedCalls, UnplannedPartCalls
 from ..transfer.stages import running_step
 from ..weights.block import Block
 from .host_or_device import HostOrDevice
@@ -107,6 +108,10 @@ class AttachedForward(NotCopied):
         """Of a call of the whole model: holds it to the budgets of devices where it is transformed or unplanned."""
         self.unplanned: UnplannedCalls | None = None
         """Of a call of the whole model: tells whether it is beyond the plan."""
+        self.unplanned_part: tuple[TransformBudgets, UnplannedPartCalls] | None = None
+        """Of a call of a part from outside the model: tells whether it is beyond the plan, and holds it to budgets."""
+        self.admission: Admission | None = None
+        """Has calls from outside the model wait until budgets have room for them; None: nothing waits."""
 
     def attach(self) -> None:
         """Replace the module's forward."""
@@ -142,6 +147,12 @@ class AttachedForward(NotCopied):
         self._own = forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if (
+            self.admission is not None
+            and not self.admission.inside.now
+            and (forwards := self.forwards_of(args, kwargs, self.admission.most))
+        ):
+            return self.admission.run(forwards, self._call_admitted, args, kwargs)
         if self.parts is not None and not self.parts.are_current():
             self.parts.find_added(self.parts)
         if self.stage is not None and (step := running_step()) is not None:
@@ -166,6 +177,26 @@ class AttachedForward(NotCopied):
         if isinstance(output, GeneratorType):
             return (send_to_device(each, target, skip_keys=self.skip_keys) for each in output)
         return send_to_device(output, target, skip_keys=self.skip_keys)
+
+    def forwards_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> int:
+        """Return the number of planned forwards that a call counts as in `Admission`: `most` if it runs alone, 0 if it
+        waits for nothing."""
+        if is_transformed():
+            return most
+        if torch.is_grad_enabled():
+            return 0
+        if most == 1:
+            return 1
+        calls = self.unplanned if self.unplanned_part is None else self.unplanned_part[1]
+        return most if calls is not None and calls.is_beyond(args, kwargs) else 1
+
+    def _call_admitted(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call from outside the model, which has been admitted."""
+        if self.unplanned_part is not None:
+            budgets, calls = self.unplanned_part
+            if (size := calls.size_of(args, kwargs)) is not None:
+                return _run_unplanned(budgets, calls, size, lambda args, kwargs: self(*args, **kwargs), args, kwargs)
+        return self(*args, **kwargs)
 
     def _run_on(self, device: torch.device, run: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run with the arguments brought to `device`, and what is written into them brought back."""
@@ -198,7 +229,8 @@ class AttachedForward(NotCopied):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run: Compute = self.compute or self.plain
         if self.unplanned is not None and (size := self.unplanned.size_of(args, kwargs)) is not None:
-            run = functools.partial(self._run_unplanned, run, size)
+            assert self.transform_budgets is not None
+            run = functools.partial(_run_unplanned, self.transform_budgets, self.unplanned, size, run)
         if torch.is_grad_enabled() or is_transformed():
             for streamer, block in self.blocks:
                 run = functools.partial(run_with_gradients, streamer, block, self.module, run)
@@ -212,16 +244,6 @@ class AttachedForward(NotCopied):
             run = functools.partial(streamer.run, block, run)
         return run(args, kwargs)
 
-    def _run_unplanned(
-        self, run: Compute, size: tuple[Kind, int], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run a call that is beyond the plan, within the budgets."""
-        assert self.transform_budgets is not None
-        assert self.unplanned is not None
-        output = self.transform_budgets.run(run, args, kwargs, is_unplanned=True)
-        self.unplanned.fits(size)
-        return output
-
     @property
     def module(self) -> nn.Module:
         """The module whose forward is replaced."""
@@ -234,6 +256,18 @@ class AttachedForward(NotCopied):
         if self._own is not None:
             return self._own(*args, **kwargs)
         return self._function(self._module(), *args, **kwargs)
+
+
+def _run_unplanned(
+    budgets: TransformBudgets,
+    calls: MeasuredCalls,
+    size: Size,
+    run: Compute,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a call that is beyond the plan, within the budgets."""
+    return budgets.run(run, args, kwargs, fits=functools.partial(calls.fits, size))
 
 
 def innermost_running(module: nn.Module) -> AttachedForward | None:

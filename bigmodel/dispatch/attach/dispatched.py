@@ -17,6 +17,7 @@ from ...devices.caching import hold_to, memory_peaks
 from ...devices.scripts import OverriddenScripts
 from ...errors import DispatchError
 from ...plan import Plan
+from ...plan.result.forwards import forwards_at_once
 from ...plan.result.speculation import SPECULATION
 from ...plan.result.stages import STAGES
 from ...quantized.host_kernels import PackedWeight
@@ -26,10 +27,11 @@ from ..mapped.readahead import ReadAhead
 from ..placement.aligned import put_back
 from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
+from ..streaming.admission import Admission
 from ..streaming.host_kv import KVFetchers
 from ..streaming.streamer import Streamer
 from ..streaming.transform_budgets import TransformBudgets
-from ..streaming.unplanned_calls import of_plan
+from ..streaming.unplanned_calls import of_part, of_plan
 from ..transfer.stages import StagePipeline
 from ..weights.autograd_functions import CopiesForFunctions
 from ..weights.block import Registry
@@ -37,7 +39,7 @@ from ..weights.outside_use import is_marked, mark_lent, mark_offloaded, note_opt
 from ..weights.packing import WeightError
 from ..weights.parameters import Reference, take_over
 from ..weights.visits import StreamStats, together
-from . import assigning, copying_parts
+from . import assigning, copying_parts, generation
 from .additions import Additions
 from .attached_forward import AttachedForward, Parts, innermost_running
 from .decoding import METHOD, PREFILL, DecodeAsResident, PrefillInChunks
@@ -107,6 +109,8 @@ class Dispatched(NotCopied):
         """The stages of a model whose parts are all resident on one of several accelerators; None of others."""
         self.micro_batches: MicroBatches | None = None
         """Computes the forward of a model that has stages; None of others."""
+        self.admission: Admission | None = None
+        """Has calls wait until budgets that were given have room for them; None: nothing waits."""
         self.forget: Callable[[], None] | None = None
         """Tells the observer of the options that dispatching is undone."""
 
@@ -151,6 +155,7 @@ class Dispatched(NotCopied):
 
     def attach(self, model: nn.Module) -> None:
         """Put all attachments in place and mark `model` as dispatched."""
+        self._admit(model)
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.attach()
         self._mark_offloaded(model)
@@ -204,6 +209,23 @@ class Dispatched(NotCopied):
                 start.transform_budgets = budgets
                 if start.method == "forward" and self.resolved.are_budgets_given:
                     start.unplanned = of_plan(self.plan, model.forward)
+            elif start.admission is not None and (calls := of_part(self.plan)) is not None:
+                start.unplanned_part = budgets, calls
+
+    def _admit(self, model: nn.Module) -> None:
+        """Have calls of the model and of its parts wait until budgets that were given have room for them."""
+        if not self.attachments or not is_accelerator(self.main_device):
+            return
+        # Of a guarded plan nothing is known yet: its guard admits one call at a time.
+        most = forwards_at_once(self.plan) if self.resolved.are_budgets_given and not self.plan.guarded else None
+        if most is None:
+            return
+        self.admission = Admission(most)
+        own = any(each.module is model and each.method == generation.METHOD for each in self.outside)
+        if not own and callable(getattr(type(model), generation.METHOD, None)):
+            self.outside.append(generation.Generation(model, self.plan))
+        for each in (*self.attachments.values(), *self.outside):
+            each.admission = self.admission
 
     def _find_additions(self, model: nn.Module) -> None:
         """Have calls of the model look for tensors that were added to it."""
@@ -287,7 +309,7 @@ class Dispatched(NotCopied):
     def refuse_while_running(self) -> None:
         """Raise DispatchError if a forward, in any thread, is using streamed weights."""
         in_use = sum(streamer.in_use for streamer in self.streamers) + sum(cache.in_use for cache in self.expert_caches)
-        if in_use:
+        if in_use or (self.admission is not None and self.admission.waiting):
             raise DispatchError(
                 "a forward of this model is running, in this thread or another: undispatch it, or dispatch it again, "
                 "after that forward has returned"

@@ -10,12 +10,14 @@ What an operation returns is known from the same operation on meta; what a kerne
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch._C import DisableTorchFunctionSubclass
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
@@ -30,7 +32,7 @@ from ...devices import (
     normalize_device,
     torch_device,
 )
-from ...devices.nested import iter_tensors, map_tensors
+from ...devices.nested import iter_leaves, iter_tensors, map_tensors
 from ...errors import BudgetError
 from ...plan import Plan
 from ...plan.result.plan import DevicePlan
@@ -38,6 +40,9 @@ from ...profile import storage_key
 from ..weights.block import Block
 
 Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+MOST_TIMES = 2.0
+"""Calls of more than so many times the size of one that was measured are measured again, whatever room it left."""
 
 
 class TransformBudgets:
@@ -57,8 +62,21 @@ class TransformBudgets:
         ]
         self._running = _RunningCall()
 
-    def run(self, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], is_unplanned: bool = False) -> Any:
+    def run(
+        self,
+        compute: Compute,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fits: Callable[[float], object] | None = None,
+    ) -> Any:
         """Return what a transformed call of the model computes, or one beyond its plan.
+
+        Args:
+            compute: The call.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            fits: Of a call beyond the plan: called once it has kept to the budgets, with how many times as much as it
+                took of them, beside what the model holds between calls, they have room for; at most `MOST_TIMES`.
 
         Raises:
             BudgetError: A device has passed its budget, or would.
@@ -67,13 +85,16 @@ class TransformBudgets:
             return compute(args, kwargs)
         given = _storages(args, kwargs)
         self._running.meters = [_Meter.begin(device, given) for device in self._devices]
-        self._running.is_unplanned = is_unplanned
+        self._running.is_unplanned = fits is not None
         try:
             with _CheckedOperations(self):
                 output = compute(args, kwargs)
             self.check("when it ended")
+            times = min([MOST_TIMES, *(meter.times() for meter in self._running.meters)])
         finally:
             self._running.meters = None
+        if fits is not None:
+            fits(times)
         return output
 
     def check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> None:
@@ -110,7 +131,8 @@ class TransformBudgets:
             passes = f"passes the budget of device {meter.plan.device!r} by {format_size(taken - budget)} {when}"
             if self._running.is_unplanned:
                 raise BudgetError(
-                    f"a call of {self._model} with more tokens than planned, the scores of all of them or a loss "
+                    f"a call of {self._model} with more tokens, keys or values than planned, or other outputs "
+                    "(scores of all tokens, a loss, hidden states) "
                     f"{passes}: give that device a larger budget in max_memory, or give smaller inputs; "
                     "logits_to_keep=1 asks for the scores of the last token alone"
                 )
@@ -198,6 +220,7 @@ class _Meter:
         fixed: Bytes that the model holds there between calls, and those of the call's inputs.
         before: Bytes allocated there when the call began.
         peak: The most bytes that were allocated there before the call.
+        most: The most bytes of the model and the call that `taken` has returned.
     """
 
     plan: DevicePlan
@@ -205,11 +228,12 @@ class _Meter:
     fixed: int
     before: int
     peak: int
+    most: int = 0
 
     @classmethod
     def begin(cls, plan: DevicePlan, given: dict[Hashable, tuple[torch.device, int]]) -> _Meter:
         device = torch_device(plan.device)
-        held = plan.weights + plan.buffers + plan.slots + plan.training + plan.unused
+        held = _held(plan)
         inputs = sum(nbytes for lies_on, nbytes in given.values() if lies_on == device)
         return cls(plan, device, held + inputs, memory_allocated(device), _recorded_peak(device))
 
@@ -220,7 +244,19 @@ class _Meter:
         """
         peak = _recorded_peak(self.device)
         now = memory_allocated(self.device) + further
-        return self.fixed - self.before + max(now, peak if peak > self.peak else 0)
+        taken = self.fixed - self.before + max(now, peak if peak > self.peak else 0)
+        self.most = max(self.most, taken)
+        return taken
+
+    def times(self) -> float:
+        """Return how many times as much as the call has taken, inputs included, there is room for."""
+        held, budget = _held(self.plan), self.plan.budget
+        return math.inf if budget is None or self.most <= held else (budget - held) / (self.most - held)
+
+
+def _held(plan: DevicePlan) -> int:
+    """Return the bytes that the model holds on a device between calls."""
+    return plan.weights + plan.buffers + plan.slots + plan.training + plan.unused
 
 
 def _recorded_peak(device: torch.device) -> int:
@@ -231,10 +267,25 @@ def _recorded_peak(device: torch.device) -> int:
 def _storages(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Hashable, tuple[torch.device, int]]:
     """Return the device and the bytes of the storages among the arguments of a transformed call, tangents included."""
     found: dict[Hashable, tuple[torch.device, int]] = {}
-    for tensor in iter_tensors((args, kwargs), registered=True):
+    for tensor in tensors_in((args, kwargs), set()):
         for plain in _plain_tensors(tensor):
             found[storage_key(plain)] = plain.device, plain.nbytes
     return found
+
+
+def tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Yield the tensors in arguments, also those that are attributes of objects of any class, as of caches.
+
+    Args:
+        value: The arguments.
+        seen: Identities of objects that are passed over; those met are added.
+    """
+    for leaf in iter_leaves(value, registered=True):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif not isinstance(leaf, (nn.Module, type)) and hasattr(leaf, "__dict__") and id(leaf) not in seen:
+            seen.add(id(leaf))
+            yield from tensors_in(vars(leaf), seen)
 
 
 def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
 from bigmodel import dispatch_model, get_plan, make_plan
 from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
-from bigmodel.dispatch.streaming.unplanned_calls import UnplannedCalls, of_plan
+from bigmodel.dispatch.streaming.unplanned_calls import UnplannedCalls, of_part, of_plan
 from bigmodel.errors import BudgetError
 from bigmodel.limits import PLANNED_SHARE
 from bigmodel.plan import Plan
@@ -49,10 +51,54 @@ def test_what_generate_runs_is_planned(plan: Plan) -> None:
         {"inputs_embeds": torch.zeros(1, 64, 8)},
         {"input_ids": TOKENS.repeat(2, 1), "logits_to_keep": 1},
         {"input_ids": TOKENS[:, :1], "labels": TOKENS[:, :1]},
+        {"input_ids": TOKENS[:, :1], "output_hidden_states": True},
+        {"input_ids": TOKENS[:, :1], "output_attentions": True},
     ],
 )
 def test_calls_of_more_tokens_or_scores_or_with_a_loss_are_not(plan: Plan, arguments: dict[str, Any]) -> None:
     assert size_of(plan, **arguments) is not None
+
+
+def cached(tokens: int, rows: int = 1) -> DynamicCache:
+    cache = DynamicCache()
+    cache.update(torch.zeros(rows, 2, tokens, 8), torch.zeros(rows, 2, tokens, 8), 0)
+    return cache
+
+
+@pytest.mark.slow
+def test_a_step_is_beyond_the_plan_once_keys_and_values_are(plan: Plan) -> None:
+    assert size_of(plan, TOKENS[:, :1], past_key_values=cached(63)) is None
+    assert size_of(plan, TOKENS[:, :1], past_key_values=cached(64)) is not None
+    assert size_of(plan, TOKENS[:, :1].repeat(4, 1), past_key_values=cached(15, 4)) is None
+    assert size_of(plan, TOKENS[:, :1].repeat(4, 1), past_key_values=cached(16, 4)) is not None
+
+
+@pytest.mark.slow
+def test_a_static_cache_has_memory_for_all_that_it_may_hold(plan: Plan) -> None:
+    config = llama(layers=2).config
+    assert size_of(plan, TOKENS[:, :1], past_key_values=StaticCache(config, max_cache_len=64)) is None
+    assert size_of(plan, TOKENS[:, :1], past_key_values=StaticCache(config, max_cache_len=65)) is not None
+
+
+@torch.no_grad()
+def test_steps_are_measured_again_once_they_may_take_what_the_last_measured_one_left(plan: Plan) -> None:
+    calls = of_plan(plan, LlamaForCausalLM.forward.__get__(llama(layers=2)))
+    assert calls is not None
+    found = calls.size_of((TOKENS[:, :1],), {"past_key_values": cached(79)})
+    assert found is not None
+    calls.fits(found, 1.25)
+    assert calls.size_of((TOKENS[:, :1],), {"past_key_values": cached(99)}) is None
+    assert calls.size_of((TOKENS[:, :1],), {"past_key_values": cached(100)}) is not None
+    assert calls.size_of((TOKENS[:, :2],), {"past_key_values": cached(79)}) is not None
+
+
+@torch.no_grad()
+def test_a_part_is_measured_with_more_tokens_than_planned(plan: Plan) -> None:
+    calls = of_part(plan)
+    assert calls is not None
+    assert calls.size_of((torch.zeros(1, 64, 32),), {}) is None
+    assert calls.size_of((), {"hidden_states": torch.zeros(1, 65, 32)}) is not None
+    assert calls.size_of((torch.zeros(65),), {}) is None
 
 
 def test_calls_that_record_gradients_are_planned_as_training(plan: Plan) -> None:
@@ -97,6 +143,54 @@ def test_a_loss_is_computed_within_the_budget_or_refused_in_one_line() -> None:
         with pytest.raises(BudgetError, match=r"passes the budget of device 0 by .* smaller inputs"):
             model(many, labels=many)
     assert max_memory_allocated(0) <= budget
+
+
+def _returned(model: LlamaForCausalLM) -> object:
+    return model.generate(
+        TOKENS[:, :8], max_new_tokens=40, min_new_tokens=40, num_return_sequences=8, do_sample=True, pad_token_id=0
+    )
+
+
+def _static(model: LlamaForCausalLM) -> object:
+    return model.generate(
+        TOKENS[:, :8].repeat(8, 1), max_new_tokens=40, min_new_tokens=40, cache_implementation="static", pad_token_id=0
+    )
+
+
+ODD = {
+    "sequences returned together": _returned,
+    "a static cache": _static,
+    "hidden states": lambda model: model(TOKENS, logits_to_keep=1, output_hidden_states=True),
+    "the layers alone": lambda model: model.model(TOKENS.repeat(8, 1)),
+    "one layer": lambda model: model.model.layers[0](
+        torch.zeros(16, 64, 32), position_embeddings=(torch.zeros(1, 64, 8), torch.zeros(1, 64, 8))
+    ),
+    "the head": lambda model: model.lm_head(torch.zeros(32, 64, 32)),
+}
+"""Calls that take more than planned, in ways that the arguments of one forward alone do not show."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("every_accelerator")
+@exact
+@pytest.mark.parametrize("name", ODD)
+def test_odd_calls_keep_to_the_budget_or_end_in_one_error(name: str) -> None:
+    model = llama().eval()
+    whole = make_plan(model, {0: "1GB", "cpu": "1GB"}, context_length=64).devices[0]
+    plan = make_plan(model, {0: whole.total - whole.weights // 2, "cpu": "1GB"}, context_length=64)
+    budget = plan.devices[0].total
+    plan = replace(plan, devices={**plan.devices, 0: replace(plan.devices[0], budget=budget)})
+    dispatch_model(model, plan)
+    reset_peak_memory(0)
+    with torch.no_grad(), suppress(BudgetError):
+        ODD[name](model)
+    assert max_memory_allocated(0) <= budget
+    assert torch.equal(last_scores(model), last_scores(llama().to(at(0)))), "the model is as it was"
+
+
+def last_scores(model: LlamaForCausalLM) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS.to(at(0)), logits_to_keep=1).logits.cpu()
 
 
 @pytest.mark.slow
