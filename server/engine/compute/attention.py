@@ -63,6 +63,8 @@ def attend(
     """Causal attention of consecutive positions of one sequence.
 
     Query heads that share a key-value head become rows of one matrix, so keys and values are never repeated in memory.
+    On accelerators, where scores or a mask of all these rows take memory, they attend one after the other for a prompt,
+    as they are planned.
 
     Args:
         query: [heads, tokens, dim]; token t is at position ``offset + t`` of the keys given.
@@ -79,11 +81,13 @@ def attend(
     """
     heads, tokens, dim = query.shape
     groups = heads // key.shape[0]
-    packed = query.reshape(key.shape[0], groups * tokens, dim)
     mask = None
     if tokens > 1 or softcap is not None or sinks is not None:
         mask = _causal_mask(tokens, key.shape[1], offset, window, query.device)
+        if groups > 1 and softcap is None and sinks is None and query.device.type != HOST:
+            return _by_group(query, key, value, mask, scale)
         mask = mask.repeat(groups, 1)
+    packed = query.reshape(key.shape[0], groups * tokens, dim)
     if softcap is None and sinks is None:
         out = functional.scaled_dot_product_attention(
             packed[None], key[None], value[None], attn_mask=mask, scale=scale
@@ -92,6 +96,21 @@ def attend(
         assert mask is not None
         out = _plain_attention(packed, key, value, mask, scale, softcap, sinks, groups)
     return out.reshape(heads, tokens, value.shape[-1]).transpose(0, 1)
+
+
+def _by_group(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """Attention of `attend`: of the first query head of each group, then of the second of each, and so on."""
+    by_group = query.unflatten(0, (key.shape[0], -1))
+    out = query.new_empty(query.shape[1], *by_group.shape[:2], value.shape[-1])
+    for number in range(by_group.shape[1]):
+        heads = functional.scaled_dot_product_attention(
+            by_group[:, number][None], key[None], value[None], attn_mask=mask, scale=scale
+        )
+        out[:, :, number] = heads[0].transpose(0, 1)
+        del heads
+    return out.flatten(1, 2)
 
 
 def _causal_mask(tokens: int, positions: int, offset: int, window: int | None, device: torch.device) -> torch.Tensor:
