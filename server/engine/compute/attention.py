@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from bigmodel.devices import HOST
 from bigmodel.server.engine.compute.ragged_cache import AttentionCall, RaggedCache
-from bigmodel.server.engine.compute.varlen import PagedCalls, batched_kernel
+from bigmodel.server.engine.compute.varlen import Kernel, PagedCalls, batched_kernel
 from bigmodel.server.engine.kv.arena import KVArena
 
 NAME = "bigmodel_ragged"
@@ -173,6 +173,8 @@ def ragged_attention(
     cache.attended.add(layer)
     options: dict[str, Any] = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
     expand = getattr(module, "expand_kv", None)
+    if query.device.type != HOST:
+        cache.by_call = cache.by_call or expand is not None or _kernel(query[0], key[0], value[0], options) is None
     if expand is not None:
         return _expanded(cache, layer, query, value, options, expand)[None], None
     # Many small calls, none of them a linear layer: function modes (see host_linear) need not see them.
@@ -265,8 +267,7 @@ def _attend_in_pages(
         out: As large as these.
         options: Of `attend`.
     """
-    plain = options["softcap"] is None and options["sinks"] is None
-    kernel = batched_kernel(packed, keys, values, attend) if plain else None
+    kernel = _kernel(packed.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1), options)
     if kernel is not None:
         longest, scale, window = max(calls.lengths), options["scale"], options["window"]
         out.copy_(kernel(packed, keys, values, calls.queries, calls.keys, longest, scale, window))
@@ -282,6 +283,13 @@ def _attend_in_pages(
             offset=call.start - call.first(options["window"]),
             **options,
         )
+
+
+def _kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]) -> Kernel | None:
+    """The kernel for all calls of a layer, whose tensors are [heads, rows, dim]; None where each is computed alone."""
+    if options["softcap"] is not None or options["sinks"] is not None:
+        return None
+    return batched_kernel(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), attend)
 
 
 def _ragged_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
