@@ -196,10 +196,7 @@ def tokens_of_a_step(plan: Any, options: EngineOptions, in_ram: int | None = Non
     Never so few that a prompt could wait forever behind decoding sequences. Raises ServeError where RAM has fewer pages
     than these need.
     """
-    planned = 0
-    if plan is not None:
-        chunk = plan.prefill_chunk_size
-        planned = plan.batch_size * (plan.context_length if chunk is None else min(chunk, plan.context_length))
+    planned = planned_tokens(plan)
     wanted = min(options.max_batch_tokens, planned or options.max_batch_tokens)
     sequences = sequences_at_once(plan, options)
     least = sequences + PROMPT_BLOCK
@@ -255,6 +252,22 @@ def _on_disk(plan: Any, entries: Mapping[str, Any], share: float, found: Mapping
     entry = entries[DISK]
     wanted = max(int((entries[HOST].kv_cache + entry.kv_cache) * share) - found.get(HOST, 0), 0)
     return wanted if entry.free is None else min(wanted, entry.kv_cache + max(0, int(entry.free)))
+
+
+def positions_of_attention(plan: Any) -> int:
+    """Most positions of a text whose prompt attends block by block, each with memory for its rows and positions: then
+    these take what the plan counted for the rows of a forward that attend to its context."""
+    if plan is None or not plan.context_length:
+        return ANY_NUMBER
+    return int(plan.context_length * max(planned_tokens(plan), PROMPT_BLOCK) // PROMPT_BLOCK)
+
+
+def planned_tokens(plan: Any) -> int:
+    """Tokens of a forward that the plan's activations were counted for; 0 without a plan."""
+    if plan is None:
+        return 0
+    chunk = plan.prefill_chunk_size
+    return int(plan.batch_size * (plan.context_length if chunk is None else min(chunk, plan.context_length)))
 
 
 def positions_of_slots(plan: Any) -> int:

@@ -22,6 +22,7 @@ from bigmodel.server.engine.budget import (
     KVBudget,
     StateRoom,
     kv_budget,
+    positions_of_attention,
     positions_of_slots,
     sequences_at_once,
     tokens_of_a_step,
@@ -300,8 +301,13 @@ def end_tokens(model: torch.nn.Module, tokenizer: Any) -> frozenset[int]:
 
 def _longest(model: torch.nn.Module, codec: TextCodec, plan: Any, runner: Runner, options: EngineOptions) -> int:
     """Most tokens of a text: the options' number, else the model's context. Of whole texts in one forward, no more than
-    the model, the tokenizer and the plan are made for."""
+    the model, the tokenizer and the plan are made for; nor more than attention has memory for."""
     longest = context_length(model)
+    if isinstance(runner, PackedRunner) and runner.by_call:
+        most = positions_of_attention(plan)
+        if most < min(longest, options.max_length or longest):
+            logger.info("texts have %d tokens at most: attention to more takes more memory than was planned", most)
+        return min(options.max_length or longest, most)
     if not isinstance(runner, EncoderRunner):
         return options.max_length or longest
     for name, module in model.named_modules():

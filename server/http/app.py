@@ -32,6 +32,7 @@ from bigmodel.server.http import (
 from bigmodel.server.http.batch_calls import batches_of
 from bigmodel.server.http.client_limits import BodyLimit, KeyGuard, RequestIds
 from bigmodel.server.http.errors import install
+from bigmodel.server.http.head_requests import HeadAsGet
 from bigmodel.server.http.keys import KeyRing
 from bigmodel.server.http.metrics import Metrics
 from bigmodel.server.http.metrics_of_models import MetricsOfModels
@@ -137,6 +138,7 @@ def create_app(
         app.add_middleware(KeyGuard, keys=state.keys)
     if settings.allowed_origins:
         app.add_middleware(cors, origins=settings.allowed_origins)  # before keys: preflights have none
+    app.add_middleware(HeadAsGet)
     app.add_middleware(RequestIds)
     if settings.batches:
         state.batches = batches_of(app, state)

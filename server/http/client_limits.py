@@ -143,10 +143,7 @@ class BoundedProtocol(H11Protocol):
 
 
 class RequestIds:
-    """Sends each answer with the id of its request: the client's own in ``X-Request-ID``, else a new one.
-
-    HEAD is answered as GET; uvicorn leaves the body out, as its own scope says HEAD.
-    """
+    """Sends each answer with the id of its request: the client's own in ``X-Request-ID``, else a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -168,8 +165,7 @@ class RequestIds:
                     headers["request-id"] = found  # where Anthropic's clients read it
             await send(message)
 
-        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-        await self._app(asked, receive, with_id)
+        await self._app(scope, receive, with_id)
 
 
 class KeyGuard:

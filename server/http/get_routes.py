@@ -50,7 +50,6 @@ def _model_entry(state: ServerState, name: str) -> dict[str, Any]:
 
 
 @router.get("/health")
-@router.head("/health", include_in_schema=False)
 async def health(http: HTTPRequest) -> JSONResponse:
     """200 while the process works, loading included; 503 once loading or the engine has failed."""
     failed = state_of(http).failed
@@ -58,7 +57,6 @@ async def health(http: HTTPRequest) -> JSONResponse:
 
 
 @router.get("/ready")
-@router.head("/ready", include_in_schema=False)
 async def ready(http: HTTPRequest) -> JSONResponse:
     """200 when requests are accepted; 503 while loading (with progress), draining, or failed.
 
@@ -103,7 +101,6 @@ def metrics(http: HTTPRequest) -> Response:
 
 
 @router.get("/", include_in_schema=False)
-@router.head("/", include_in_schema=False)
 async def page() -> HTMLResponse:
     """The page: devices, live numbers and a chat box, in one file that loads nothing else."""
     text, policy = _page()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from bigmodel.server.engine import build
 from bigmodel.server.engine.compute import choose_runner, host_linear, runner
@@ -59,7 +60,7 @@ def rows_are_probed_once() -> Iterator[None]:
     found: dict[Any, int] = {}
 
     def probe(model: torch.nn.Module, device: torch.device, linear: host_linear.Linear) -> int:
-        linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+        linears = [module for module in model.modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
         kinds = frozenset(_kind(module.weight) for module in linears)
         vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)  # layers of its size are left out
         key = (kinds, vocabulary, device.type, linear, torch.get_num_threads())

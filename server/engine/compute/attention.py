@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from bigmodel.devices import HOST
 from bigmodel.server.engine.compute.ragged_cache import AttentionCall, RaggedCache
-from bigmodel.server.engine.compute.varlen import PagedCalls, batched_kernel
+from bigmodel.server.engine.compute.varlen import Kernel, PagedCalls, batched_kernel
 from bigmodel.server.engine.kv.arena import KVArena
 
 NAME = "bigmodel_ragged"
@@ -63,6 +63,8 @@ def attend(
     """Causal attention of consecutive positions of one sequence.
 
     Query heads that share a key-value head become rows of one matrix, so keys and values are never repeated in memory.
+    On accelerators, where scores or a mask of all these rows take memory, they attend one after the other for a prompt,
+    as they are planned.
 
     Args:
         query: [heads, tokens, dim]; token t is at position ``offset + t`` of the keys given.
@@ -79,11 +81,13 @@ def attend(
     """
     heads, tokens, dim = query.shape
     groups = heads // key.shape[0]
-    packed = query.reshape(key.shape[0], groups * tokens, dim)
     mask = None
     if tokens > 1 or softcap is not None or sinks is not None:
         mask = _causal_mask(tokens, key.shape[1], offset, window, query.device)
+        if groups > 1 and softcap is None and sinks is None and query.device.type != HOST:
+            return _by_group(query, key, value, mask, scale)
         mask = mask.repeat(groups, 1)
+    packed = query.reshape(key.shape[0], groups * tokens, dim)
     if softcap is None and sinks is None:
         out = functional.scaled_dot_product_attention(
             packed[None], key[None], value[None], attn_mask=mask, scale=scale
@@ -92,6 +96,21 @@ def attend(
         assert mask is not None
         out = _plain_attention(packed, key, value, mask, scale, softcap, sinks, groups)
     return out.reshape(heads, tokens, value.shape[-1]).transpose(0, 1)
+
+
+def _by_group(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """Attention of `attend`: of the first query head of each group, then of the second of each, and so on."""
+    by_group = query.unflatten(0, (key.shape[0], -1))
+    out = query.new_empty(query.shape[1], *by_group.shape[:2], value.shape[-1])
+    for number in range(by_group.shape[1]):
+        heads = functional.scaled_dot_product_attention(
+            by_group[:, number][None], key[None], value[None], attn_mask=mask, scale=scale
+        )
+        out[:, :, number] = heads[0].transpose(0, 1)
+        del heads
+    return out.flatten(1, 2)
 
 
 def _causal_mask(tokens: int, positions: int, offset: int, window: int | None, device: torch.device) -> torch.Tensor:
@@ -154,6 +173,8 @@ def ragged_attention(
     cache.attended.add(layer)
     options: dict[str, Any] = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
     expand = getattr(module, "expand_kv", None)
+    if query.device.type != HOST:
+        cache.by_call = cache.by_call or expand is not None or _kernel(query[0], key[0], value[0], options) is None
     if expand is not None:
         return _expanded(cache, layer, query, value, options, expand)[None], None
     # Many small calls, none of them a linear layer: function modes (see host_linear) need not see them.
@@ -246,8 +267,7 @@ def _attend_in_pages(
         out: As large as these.
         options: Of `attend`.
     """
-    plain = options["softcap"] is None and options["sinks"] is None
-    kernel = batched_kernel(packed, keys, values, attend) if plain else None
+    kernel = _kernel(packed.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1), options)
     if kernel is not None:
         longest, scale, window = max(calls.lengths), options["scale"], options["window"]
         out.copy_(kernel(packed, keys, values, calls.queries, calls.keys, longest, scale, window))
@@ -263,6 +283,13 @@ def _attend_in_pages(
             offset=call.start - call.first(options["window"]),
             **options,
         )
+
+
+def _kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]) -> Kernel | None:
+    """The kernel for all calls of a layer, whose tensors are [heads, rows, dim]; None where each is computed alone."""
+    if options["softcap"] is not None or options["sinks"] is not None:
+        return None
+    return batched_kernel(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), attend)
 
 
 def _ragged_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:

@@ -34,6 +34,7 @@ class RunnerChoice:
         cached: The plain one with the model's cache, else the one without.
         layers: Device and bytes of keys and values per position of each layer, of the packed one.
         mixers: Of its modules with recurrent states, None without any.
+        by_call: Of the packed one.
     """
 
     packed: bool
@@ -41,6 +42,7 @@ class RunnerChoice:
     cached: bool = True
     layers: tuple[tuple[str, int], ...] | None = None
     mixers: KnownMixers | None = None
+    by_call: bool = False
 
     @classmethod
     def of(cls, runner: Runner) -> RunnerChoice:
@@ -51,7 +53,7 @@ class RunnerChoice:
             known = None
             if mixers is not None:
                 known = KnownMixers(mixers.modules, mixers.continues, mixers.sizes, runner.states)
-            return cls(True, runner.row_multiple, layers=runner.layers, mixers=known)
+            return cls(True, runner.row_multiple, layers=runner.layers, mixers=known, by_call=runner.by_call)
         return cls(False, runner.row_multiple, getattr(runner, "cached", True))
 
 
@@ -77,6 +79,7 @@ def choose_runner(
                 host_linear=host_linear,
                 layers=known.layers,
                 mixers=known.mixers or NO_MIXERS,
+                by_call=known.by_call,
             )
         return PlainRunner(model, cached=known.cached)
     previous = getattr(model.config, "_attn_implementation", None)

@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from transformers.pytorch_utils import Conv1D
 
 from bigmodel.errors import ServeError
 
@@ -137,9 +138,9 @@ def probe_row_multiple(model: torch.nn.Module, device: torch.device, host_linear
     measured, except vocabulary-sized ones, which are large and add nothing. Returns 1, with a warning, when no
     candidate works.
     """
-    layers = _distinct_linears(model)
+    products = _distinct_products(model, device, host_linear)
     for multiple in CANDIDATES:
-        if all(_invariant(layer.weight.to(device), multiple, host_linear) for layer in layers):
+        if all(_invariant(weight.to(device), multiple, linear) for weight, linear in products):
             return multiple
     logger.warning(
         "on this machine no row padding up to %d makes matrix multiplications independent of the batch; "
@@ -149,20 +150,30 @@ def probe_row_multiple(model: torch.nn.Module, device: torch.device, host_linear
     return 1
 
 
-def _distinct_linears(model: torch.nn.Module) -> list[torch.nn.Linear]:
+def _distinct_products(
+    model: torch.nn.Module, device: torch.device, host_linear: Linear
+) -> list[tuple[torch.Tensor, Linear]]:
+    """Weights [out, in] of layers that differ, each with what multiplies rows with it."""
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
-    found: dict[tuple[object, ...], torch.nn.Linear] = {}
+    found: dict[tuple[object, ...], tuple[torch.Tensor, Linear]] = {}
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.out_features != vocabulary:
             weight = module.weight
-            found.setdefault((weight.shape, weight.dtype, module.bias is None), module)
+            linear = host_linear if device.type == "cpu" and weight.dtype == torch.float32 else functional.linear
+        elif isinstance(module, Conv1D):  # of GPT-2 and its like: keeps its weight transposed, and calls `addmm`
+            weight, linear = module.weight.t(), _by_addmm
+        else:
+            continue
+        found.setdefault((weight.shape, weight.dtype, module.bias is None, linear), (weight, linear))
     return list(found.values())
 
 
+def _by_addmm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.addmm(rows.new_zeros(len(weight)), rows, weight.t())
+
+
 @torch.inference_mode()
-def _invariant(weight: torch.Tensor, multiple: int, host_linear: Linear) -> bool:
-    on_host = weight.device.type == "cpu" and weight.dtype == torch.float32
-    linear = host_linear if on_host else functional.linear
+def _invariant(weight: torch.Tensor, multiple: int, linear: Linear) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_MOST_ROWS, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
     full = linear(rows, weight)

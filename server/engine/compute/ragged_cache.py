@@ -65,6 +65,7 @@ class RaggedCache(DynamicCache):
         self.calls: list[AttentionCall] = []
         self.attended: set[int] = set()  # layers that attended through this cache
         self.mixed: set[int] = set()  # layers with a recurrent state that computed through it
+        self.by_call = False  # whether an accelerator attended call by call, with memory for each row and position
         self.updated = 0  # the layer whose keys and values were stored last
         for span in spans:
             for start, end in split_positions(span.start, span.end, span.prompt_length):

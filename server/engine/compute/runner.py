@@ -135,6 +135,9 @@ class PackedRunner:
     ``host_linear``: see :mod:`bigmodel.server.engine.compute.host_linear`. ``layers``: that property of an earlier
     runner of the same model, placed in the same way; None: a forward of one token measures it. ``mixers``: what that
     runner found out about modules with recurrent states; None: they are looked for.
+
+    Attributes:
+        by_call: Whether an accelerator has attended call by call: that takes memory for each row and position.
     """
 
     name = "packed"
@@ -147,6 +150,7 @@ class PackedRunner:
         host_linear: HostLinear = "auto",
         layers: tuple[tuple[str, int], ...] | None = None,
         mixers: KnownMixers | None = None,
+        by_call: bool = False,
     ) -> None:
         register()
         model.set_attn_implementation(NAME)  # type: ignore[operator]
@@ -156,6 +160,7 @@ class PackedRunner:
         if row_multiple == "auto":
             row_multiple = probe_row_multiple(model, self.device, linear_of(self.host_linear))
         self.row_multiple = int(row_multiple)
+        self.by_call = by_call
         give_contiguous(model)
         self.adapters: Adapters | None = None
         if layers is not None:
@@ -244,6 +249,7 @@ class PackedRunner:
             logits: torch.Tensor = self.model(
                 input_ids=ids[None], use_cache=True, **{self._cache_name: cache}, **extra
             ).logits[0]
+        self.by_call = self.by_call or cache.by_call
         if selected:
             return readable(logits)
         if not self._keeps_rows:

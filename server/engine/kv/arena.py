@@ -103,7 +103,8 @@ class KVArena:
         values.index_copy_(0, rows, value)
 
     def _allocated(self, like: torch.Tensor) -> torch.Tensor:
-        return like.new_empty(self.pages * PROMPT_BLOCK, like.shape[1], like.shape[2])
+        with torch.inference_mode(False):  # blocks of files are written to it outside of steps
+            return like.new_empty(self.pages * PROMPT_BLOCK, like.shape[1], like.shape[2])
 
 
 class PagedKV(SequenceKV):

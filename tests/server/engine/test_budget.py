@@ -14,12 +14,14 @@ from bigmodel.limits import KV_SPARE_PAGES
 from bigmodel.plan import Plan
 from bigmodel.plan.result.plan import DevicePlan
 from bigmodel.server.engine.budget import (
+    ANY_NUMBER,
     DEFAULT_SEQUENCES,
     EngineOptions,
     KVBudget,
     claimed_bytes,
     kv_budget,
     plan_devices,
+    positions_of_attention,
     sequences_at_once,
     tokens_of_a_step,
 )
@@ -113,6 +115,13 @@ def test_a_step_computes_no_more_tokens_than_activations_were_planned_for() -> N
     assert tokens_of_a_step(plan, EngineOptions()) == 512
     assert tokens_of_a_step(plan, EngineOptions(max_batch_tokens=4096)) == SEQUENCES * CONTEXT
     assert tokens_of_a_step(None, EngineOptions(max_batch_tokens=4096)) == 4096
+
+
+def test_attention_has_memory_for_the_positions_that_its_planned_rows_attend_to() -> None:
+    assert positions_of_attention(planned()) == CONTEXT * SEQUENCES * CONTEXT // PROMPT_BLOCK
+    assert positions_of_attention(replace(planned(), prefill_chunk_size=64)) == CONTEXT * SEQUENCES * 64 // PROMPT_BLOCK
+    assert positions_of_attention(replace(planned(), prefill_chunk_size=16)) == CONTEXT
+    assert positions_of_attention(None) == ANY_NUMBER
 
 
 def test_many_sequences_raise_the_tokens_of_a_step() -> None:

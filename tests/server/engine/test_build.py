@@ -115,6 +115,28 @@ def test_a_long_prompt_keeps_to_a_budget_that_holds_it_in_chunks_only(tmp_path: 
     assert max_memory_allocated(0) <= budgets[0]  # type: ignore[operator]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [1, 8])
+def test_the_longest_text_keeps_to_a_budget_that_leaves_nothing(tmp_path: Path, accelerators: None, heads: int) -> None:
+    """Of keys and values there is memory for two texts of the planned length, and so for one that is twice as long."""
+    tiny_model(num_attention_heads=8, num_key_value_heads=heads).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    shapes: Any = {"context_length": 384, "batch_size": 2, "padded": False, "prefill_chunk_size": 65}
+    whole = load(str(tmp_path), max_memory={0: "64MiB", "cpu": "1GiB"}, **shapes)
+    budgets = {0: whole.plan.devices[0].total, "cpu": "1GiB"}
+    del whole
+    placed = load(str(tmp_path), max_memory=budgets, **shapes)
+    assert set(placed.plan.execution.values()) == {0}
+    made = engine(placed, max_sequences=2)
+    assert made.core.max_length == 384 * 130 // 128 < made.core.scheduler.pool.capacity
+    gc.collect()
+    reset_peak_memory(0)
+    made.start()
+    ask(made, [7 * n % 250 for n in range(made.core.max_length - 2)], max_tokens=2, ignore_eos=True).wait()
+    made.stop()
+    assert max_memory_allocated(0) <= budgets[0]  # type: ignore[operator]
+
+
 def test_without_a_plan_there_is_a_default() -> None:
     made = build_engine(tiny_model(), tiny_tokenizer(), options=EngineOptions(kv_bytes=1 << 20))
     assert made.core.scheduler.max_sequences == DEFAULT_SEQUENCES

@@ -84,6 +84,22 @@ def test_a_new_engine_continues_what_another_has_computed(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_an_engine_that_has_computed_another_prompt_reads_files_too(
+    checkpoint: Path, tmp_path: Path, place: str, accelerators: None
+) -> None:
+    loaded = placed(checkpoint, place)
+    wanted, _ = answer(first := started(loaded, tmp_path))
+    first.stop()
+    engine = started(loaded, tmp_path)
+    answer(engine, [3] * 9)
+    collector, cached = answer(engine)
+    engine.stop()
+    assert said(collector) == said(wanted)
+    assert cached == 5 * B
+
+
+@pytest.mark.slow
 def test_only_what_begins_alike_is_read(checkpoint: Path, tmp_path: Path) -> None:
     loaded = placed(checkpoint)
     answer(first := started(loaded, tmp_path))

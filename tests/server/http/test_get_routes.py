@@ -32,18 +32,6 @@ async def statuses(app: Any) -> list[tuple[int, str]]:
 
 
 @pytest.mark.anyio
-async def test_head_is_answered_as_get() -> None:
-    app = create_app(loader=never)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
-        assert [(await client.head(path)).status_code for path in ("/health", "/ready", "/v1/models")] == [
-            200,
-            503,
-            200,
-        ]
-        assert (await client.head("/v1/completions")).headers["allow"] == "POST"
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.server.engine.compute.attention import attend
 
 
@@ -61,3 +62,19 @@ def test_sinks_take_part_in_the_sum() -> None:
     got = attend(query, key, value, offset=2, scale=0.5, sinks=sinks)
     expected = formula(query, key, value, offset=2, scale=0.5, sinks=sinks)
     torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_on_an_accelerator_heads_that_share_keys_attend_one_after_the_other(accelerators: None) -> None:
+    torch.manual_seed(0)
+    device = "virtual:0"
+    query, key, value = (torch.randn(heads, 128, 8, device=device) for heads in (8, 1, 1))
+    peaks = []
+    for shared in (query[:1], query):
+        reset_peak_memory(0)
+        before = memory_allocated(0)
+        got = attend(shared, key, value, offset=0, window=70)
+        peaks.append(max_memory_allocated(0) - before)
+        expected = formula(shared.cpu(), key.cpu(), value.cpu(), offset=0, scale=8**-0.5, window=70)
+        torch.testing.assert_close(got.cpu().double(), expected, atol=1e-5, rtol=1e-5)
+    one, eight = peaks
+    assert eight <= one + query.nbytes + 64

@@ -187,6 +187,18 @@ def test_padded_to_the_multiple_a_row_is_the_same_in_any_company(dtype: torch.dt
         torch.set_num_threads(before)
 
 
+def test_layers_of_gpt2_are_padded_to_what_their_own_product_needs() -> None:
+    torch.manual_seed(1)
+    layer = transformers.pytorch_utils.Conv1D(384, 128)
+    multiple = probe_row_multiple(torch.nn.Sequential(layer), torch.device("cpu"))
+    rows = torch.randn(512, 128)
+    with torch.inference_mode():
+        whole = layer(rows)
+        for count in (1, 2, 3, 5, 13, 33, 100, 129):
+            padded = rows[: -(-count // multiple) * multiple]
+            assert torch.equal(layer(padded)[:count], whole[:count]), count
+
+
 def test_products_whose_bits_depend_on_the_batch_are_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,6 +48,15 @@ def test_memory_is_allocated_once_and_is_what_was_planned() -> None:
     assert [each.data_ptr() for each in arena.layer(0)] == [keys.data_ptr(), values.data_ptr()]
 
 
+def test_what_a_step_allocates_is_written_between_steps_too() -> None:
+    kv = PagedKV(KVArena(B))
+    kv.reserve(B)
+    with torch.inference_mode():
+        written(kv, 3)
+    key, value = written(kv, 4, start=3)
+    assert all(torch.equal(*pair) for pair in zip(kv.span(0, 3, 7), (key, value), strict=True))
+
+
 def test_pages_are_free_again_when_the_sequence_is_gone() -> None:
     arena = KVArena(2 * B)
     kv = PagedKV(arena)
