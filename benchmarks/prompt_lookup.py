@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> Report:
     if virtually:
         virtual.enable(count=1, capacity="2GiB", bandwidth=options.bandwidth)
     model = streamed_model(size, options.seed, first_device(options.device))
-    tokens = 24 if options.quick else options.tokens
+    tokens = 17 if options.quick else options.tokens
     job = PromptJob([5, 6, 7, 8] * 4, tokens)
     engines = {
         name: started_engine(model, kv_bytes=256 << 20, prefix_cache=False, prompt_lookup=proposed)

@@ -42,7 +42,8 @@ def run(options: argparse.Namespace) -> Report:
     """Run the clients and count their results."""
     clients = options.clients or (200 if options.quick else 10_000)
     with _server(options) as (port, model, process):
-        crowd = Crowd(port, model, process, options.seed, drawn_requests(port, 60 if options.quick else 600))
+        drawn = drawn_requests(port, 10 if options.quick else 600)
+        crowd = Crowd(port, model, process, options.seed, drawn, different=8 if options.quick else 40)
         asyncio.run(crowd.come(clients, options.at_once))
         held = asyncio.run(positions_held(crowd.port))
     quarter = max(1, len(crowd.memory) // 4)
@@ -94,6 +95,7 @@ class Crowd:
     process: int
     seed: int
     drawn: list[bytes]
+    different: int
     seen: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
     failures: int = 0
@@ -105,7 +107,7 @@ class Crowd:
         """Run ``clients`` clients, ``at_once`` at a time."""
         import psutil
 
-        for number in range(40):
+        for number in range(self.different):
             text = _text(await self._post(self._request(number)))
             assert text is not None, "a good request was refused before anybody else was there"
             self._right[number] = text
@@ -123,7 +125,7 @@ class Crowd:
 
         weights = [0 if kind == "drawn" and not self.drawn else w for kind, w in zip(KINDS, _WEIGHTS, strict=True)]
         kinds = rng.choices(KINDS, weights, k=clients)
-        await asyncio.gather(*(one(kind, rng.randrange(40)) for kind in kinds))
+        await asyncio.gather(*(one(kind, rng.randrange(self.different)) for kind in kinds))
 
     async def _whole(self, number: int, rng: random.Random) -> None:
         self._judge(number, _text(await self._post(self._request(number))))
@@ -173,7 +175,7 @@ class Crowd:
         return status, body
 
     def _request(self, number: int) -> dict[str, Any]:
-        """Return one of forty different requests: lengths, seeds and sampling parameters."""
+        """Return one of the different requests: lengths, seeds and sampling parameters."""
         return {
             "model": self.model,
             "prompt": [(number * 7 + at) % 8000 for at in range(1 + number * 5)],

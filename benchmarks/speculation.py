@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> Report:
     if virtually:
         virtual.enable(count=1, capacity="2GiB", bandwidth=options.bandwidth)
     device = first_device(options.device)
-    tokens = 24 if options.quick else options.tokens
+    tokens = 17 if options.quick else options.tokens
     whole = certain_model(MODELS[size], options.seed, device)
     layers = {f"model.layers.{index}": "cpu" for index in range(whole.config.num_hidden_layers)}
     rest = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), device)

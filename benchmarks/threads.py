@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> Report:
     import torch
 
     torch.set_num_threads(options.threads or 1)
-    forwards, limit = (20, math.inf) if options.quick else (options.forwards, options.seconds)
+    forwards, limit = (8, math.inf) if options.quick else (options.forwards, options.seconds)
     device = first_device(options.device)
     rows: list[list[Cell]] = []
     limits: list[Limit] = []

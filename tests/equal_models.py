@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import nn
+
+from bigmodel.dispatch.attach.dispatched import dispatched
 
 _OWN = ("transformers.models.", "transformers.integrations.", "transformers.activations", "torch.nn.modules.")
 _PLAIN = (int, float, str, bool, tuple, type(None), torch.dtype)
@@ -16,9 +18,22 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def description(model: nn.Module) -> Hashable | None:
     """Return a value that is equal for models that do the same but for the values of their weights: modules, settings,
     tensors with their places and ties. None for a model with modules or hooks of its own, which may do anything."""
+    return _description(model, _is_as_made)
+
+
+def placed_description(model: nn.Module) -> Hashable | None:
+    """Return such a value of a dispatched model, with the plan that it was dispatched by."""
+    placed = dispatched(model)
+    if placed is None:
+        return None
+    described = _description(model, _is_as_placed)
+    return None if described is None else (described, placed.plan.to_json(), placed.main_device)
+
+
+def _description(model: nn.Module, is_known: Callable[[nn.Module], bool]) -> Hashable | None:
     config = getattr(model, "config", None)
     modules = dict(model.named_modules(remove_duplicate=False))
-    if config is None or not all(map(_is_as_made, modules.values())):
+    if config is None or not all(map(is_known, modules.values())):
         return None
     first: dict[int, str] = {}
     tensors = tuple(
@@ -38,6 +53,13 @@ def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def _is_as_made(module: nn.Module) -> bool:
     own = vars(module)
     changed = "forward" in own or any(own.get(name) for name in _HOOKS)
+    return type(module).__module__.startswith(_OWN) and not changed
+
+
+def _is_as_placed(module: nn.Module) -> bool:
+    own = vars(module)
+    added = [own.get("forward"), *(hook for name in _HOOKS for hook in own.get(name, {}).values())]
+    changed = any(each is not None and not type(each).__module__.startswith("bigmodel.dispatch") for each in added)
     return type(module).__module__.startswith(_OWN) and not changed
 
 

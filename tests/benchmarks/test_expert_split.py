@@ -11,6 +11,7 @@ from bigmodel.benchmarks.expert_split import AUTO, COMPUTE, DIVISIONS, STREAM
 from .answering import answer, limit, rows
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_plan_and_division_is_measured_on_both_traces(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["expert_split"], workdir, capsys)

@@ -10,6 +10,7 @@ from .answering import answer, rows
 
 
 @pytest.mark.virtual_only("a link of a set speed")
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_step_is_held_against_its_bound_and_its_logits_are_equal(
     workdir: Path, capsys: pytest.CaptureFixture[str]

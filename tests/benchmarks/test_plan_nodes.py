@@ -8,6 +8,7 @@ import pytest
 from bigmodel.benchmarks.plan_nodes import run
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_cut_for_throughput_has_the_faster_slowest_stage(tmp_path: Path) -> None:
     report = run(argparse.Namespace(workdir=tmp_path, quick=True, device="cpu"))

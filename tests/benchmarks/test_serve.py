@@ -25,7 +25,7 @@ def ask(question: str, folder: Path, *arguments: str) -> None:
         "serve-throughput --tokens 4",
         "serve-http",
         "serve-latency --per-second 100",
-        "serve-streamed",
+        "serve-streamed --tokens 4",
         "serve-linear",
         "serve-hybrid --models mamba2 --tokens 3 --requests 2",
         pytest.param("serve-swap", marks=pytest.mark.long),

@@ -18,7 +18,7 @@ def test_every_output_of_ours_is_right(workdir: Path, capsys: pytest.CaptureFixt
     found = answer(["threads", "--callers", "4"], workdir, capsys)
     ours = [row for row in rows(found) if row["model"].startswith("bigmodel")]
     assert len(ours) == 4
-    assert all((row["right"], row["wrong"], row["raised"]) == (4 * 20, 0, 0) for row in ours)
+    assert all((row["right"], row["wrong"], row["raised"]) == (4 * 8, 0, 0) for row in ours)
 
 
 def test_wrong_outputs_and_errors_are_counted() -> None:

@@ -15,13 +15,13 @@ import pytest
 
 from bigmodel.server.engine import EngineOptions
 from bigmodel.server.engine.budget import planned_chunk
-from bigmodel.server.loading import load
+from bigmodel.server.loading import PlannedModel
 from tests.cli.test_serve_process import Served, serving
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.virtual_only("a process with a virtual accelerator"), pytest.mark.usefixtures("accelerators")]
 
-CONTEXT, PROMPT = 2048, "the cat sat on the mat " * 100
+CONTEXT, PROMPT = 1024, "the cat sat on the mat " * 50
 OPTIONS = EngineOptions(max_sequences=2, max_batch_tokens=128)
 SHAPES: Any = {
     "context_length": CONTEXT,
@@ -35,7 +35,7 @@ SHAPES: Any = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
-    sizes = {"num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
+    sizes = {"num_hidden_layers": 5, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
     tiny_model(**sizes, max_position_embeddings=CONTEXT).save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
     return path
@@ -43,9 +43,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def budgets(folder: Path) -> str:
     """Budgets with which older keys and values go to the disk."""
-    resident = load(str(folder), max_memory={0: "512MiB", "cpu": "1GiB"}, **SHAPES).plan.devices[0]
+    model = PlannedModel(str(folder), SHAPES)
+    resident = model.plan({0: 512 << 20, "cpu": 1 << 30}).devices[0]
     accelerator = int(resident.total - 0.6 * resident.kv_cache)
-    host = load(str(folder), max_memory={0: accelerator, "cpu": "1GiB"}, **SHAPES).plan.devices["cpu"]
+    host = model.plan({0: accelerator, "cpu": 1 << 30}).devices["cpu"]
     return f"0={accelerator},cpu={int(host.total - 0.5 * host.kv_cache)}"
 
 

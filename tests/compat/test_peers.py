@@ -10,6 +10,12 @@ from .peers import accelerate, cases
 
 pytestmark = pytest.mark.slow  # each file is run by a pytest of its own
 
+@pytest.fixture(autouse=True)
+def without_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are installed take longer to import than the files to run."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 PASSES = "def test_passes():\n    import accelerate\n    assert 'bigmodel' in accelerate.__version__\n"
 FAILS = "def test_fails():\n    assert False\n"
 BROKEN = "import no_such_module\n\ndef test_passes():\n    pass\n"

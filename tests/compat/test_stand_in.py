@@ -119,9 +119,8 @@ def test_a_plugin_of_pytest_installs_before_any_conftest(tmp_path: Path) -> None
         f"import accelerate\n\n\ndef test_it():\n    assert accelerate.__version__ == {VERSION!r}\n"
     )
     command = [sys.executable, "-m", "pytest", "-v", "-p", "bigmodel.compat.pytest_plugin", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # no other plugins
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout
     assert f"accelerate: {VERSION}" in done.stdout
     assert "bigmodel stands in for accelerate" in done.stdout

@@ -13,7 +13,7 @@ from bigmodel.server.engine import build
 from bigmodel.server.engine.compute import choose_runner, host_linear, runner
 from bigmodel.server.engine.compute.choose_runner import RunnerChoice
 from bigmodel.server.engine.compute.runner import Runner
-from tests.equal_models import description, named_tensors
+from tests.equal_models import description, named_tensors, placed_description
 from tests.preloaded import python_executable
 from tests.server.live import serving, tiny_app
 
@@ -75,14 +75,15 @@ def rows_are_probed_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def runners_are_chosen_once() -> Iterator[None]:
-    """Engines over equal models with equal weights have the same runner: the first of them finds it by forwards.
+    """Engines over equal models with equal weights, dispatched by equal plans if they are, have the same runner: the
+    first of them finds it by forwards.
 
     `tests/server/engine/compute/test_choose_runner.py` tests the choice itself.
     """
     found: dict[Hashable, RunnerChoice] = {}
 
     def choose(model: torch.nn.Module, *, known: RunnerChoice | None = None, **options: Any) -> Runner:
-        described = description(model)
+        described = description(model) or placed_description(model)
         if known is not None or described is None:
             return choose_runner.choose_runner(model, known=known, **options)
         with torch.no_grad():

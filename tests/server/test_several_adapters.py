@@ -48,7 +48,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, st
 @pytest.fixture(scope="module")
 def texts(adapters: dict[str, dict[str, str]]) -> dict[str, str]:
     """What peft's models, and the models themselves, answer."""
-    greedy = make_request([1], temperature=0.0, max_tokens=8, ignore_eos=True).params
+    greedy = make_request([1], temperature=0.0, max_tokens=4, ignore_eos=True).params
     found = {}
     for seed, model in enumerate("ab"):
         base = tiny_model(seed, layers=2 + seed)

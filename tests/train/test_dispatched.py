@@ -100,7 +100,7 @@ def test_all_weights_are_trained_with_their_optimizer_s_state_on_the_host(option
 
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_is_trained_within_its_budget() -> None:
-    layers = 12  # half of the weights hold the parts outside the blocks, two blocks and their activations
+    layers = 9  # half of the weights hold the parts outside the blocks, two blocks and their activations
     expected = resident(layers, steps=2)
     weights = sum(p.nbytes for p in llama(layers).parameters())
     budget = weights // 2  # resident training takes four times the weights
@@ -128,7 +128,9 @@ def streamed_peak(layers: int, adapt: Callable[[nn.Module], nn.Module]) -> tuple
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapt", [nn.Module.train, lora], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "adapt", [pytest.param(nn.Module.train, marks=pytest.mark.long), lora], ids=["full", "lora"]
+)
 def test_the_peak_is_what_two_blocks_need_and_the_input_of_each(adapt: Callable[[nn.Module], nn.Module]) -> None:
     """A block's activations are computed again in the backward pass; the optimizer's state is on the host."""
     _, samples, tokens = LARGE.shape
@@ -156,7 +158,9 @@ def test_weights_on_disk_are_trained_in_memory_and_the_checkpoint_stays(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("home", "adapted"), [("cpu", "before"), ("disk", "after")])
+@pytest.mark.parametrize(
+    ("home", "adapted"), [pytest.param("cpu", "before", marks=pytest.mark.long), ("disk", "after")]
+)
 def test_adapters_of_a_frozen_base_are_trained(tmp_path: Path, home: str, adapted: str) -> None:
     expected = resident(DEEP, lora, steps=2)
     accelerator = Accelerator()

@@ -48,6 +48,7 @@ def from_command_line(*arguments):
 
 search.EXACT = 0  # what is verified need not be the very best plan, and that one is searched for seconds
 verifying.REPEATS = 2  # of passes that are timed, when memory has been measured
+verifying.WARM_UP_RUNS = 1  # virtual accelerators have no libraries that allocate
 folder = sys.argv[1]
 use_machine(nominal_machine(), f"{folder}/nominal")
 # As many tokens as the model allows: no context length is given.

@@ -34,7 +34,7 @@ PROMPTS = {
 }
 """A prompt for the model itself, and one for each adapter."""
 
-LAYERS = 5
+LAYERS = 4
 """Of the model that is streamed in part."""
 
 
@@ -61,7 +61,7 @@ def serving(folders: dict[str, Path], model: Any = None, **options: Any) -> Iter
 
 def ask(engine: Engine, adapter: str, prompt: list[int] | None = None) -> Collector:
     given = PROMPTS[adapter] if prompt is None else prompt
-    request = replace(make_request(given, temperature=0.0, max_tokens=6, ignore_eos=True), adapter=adapter)
+    request = replace(make_request(given, temperature=0.0, max_tokens=4, ignore_eos=True), adapter=adapter)
     collector = request.sink
     assert isinstance(collector, Collector)
     engine.submit(request)
@@ -76,7 +76,7 @@ def answer(engine: Engine, adapter: str, prompt: list[int] | None = None) -> lis
 
 def expected(folders: dict[str, Path], adapter: str, prompt: list[int] | None = None) -> list[int]:
     model = adapted(tiny_model(), folders[adapter]) if adapter else tiny_model()
-    greedy = make_request([1], temperature=0.0, max_tokens=6, ignore_eos=True).params
+    greedy = make_request([1], temperature=0.0, max_tokens=4, ignore_eos=True).params
     return oracle.generate(model, tiny_tokenizer(), PROMPTS[adapter] if prompt is None else prompt, greedy)
 
 
@@ -163,7 +163,7 @@ def resident_answer(name: str, folder: Path, options: EngineOptions) -> list[int
 @cache
 def pefts_answer(folder: Path) -> list[int]:
     """What peft's model of `LAYERS` layers answers."""
-    greedy = make_request([1], temperature=0.0, max_tokens=6, ignore_eos=True).params
+    greedy = make_request([1], temperature=0.0, max_tokens=4, ignore_eos=True).params
     return oracle.generate(adapted(tiny_model(layers=LAYERS), folder), tiny_tokenizer(), list(range(20)), greedy)
 
 
@@ -175,7 +175,7 @@ def test_gpt2s_layers_have_adapters(tmp_path: Path) -> None:
     folder = write_adapter(model, tmp_path / "adapter", target_modules=["c_attn", "c_fc"])
     with serving({"legal": folder}, model) as engine:
         found = answer(engine, "legal")
-    greedy = make_request([1], temperature=0.0, max_tokens=6, ignore_eos=True).params
+    greedy = make_request([1], temperature=0.0, max_tokens=4, ignore_eos=True).params
     assert found == oracle.generate(adapted(model, folder), tiny_tokenizer(), PROMPTS["legal"], greedy)
 
 

@@ -16,7 +16,7 @@ from bigmodel.server.engine import Engine, EngineOptions, build_engine
 from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
 from bigmodel.server.engine.build import context_length, end_tokens
 from bigmodel.server.engine.compute.runner import PackedRunner
-from bigmodel.server.loading import load
+from bigmodel.server.loading import PlannedModel, load
 from tests.server.tiny import ask, fresh_tokenizer, tiny_engine, tiny_model, tiny_tokenizer
 
 PER_TOKEN = 2 * 2 * 2 * 16 * 4  # keys and values, layers, heads, dimensions, bytes
@@ -99,12 +99,11 @@ def test_what_attention_gathers_from_pages_keeps_to_the_budget(tmp_path: Path, a
 def test_a_long_prompt_keeps_to_a_budget_that_holds_it_in_chunks_only(tmp_path: Path, accelerators: None) -> None:
     tiny_model(num_hidden_layers=4).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    whole = load(str(tmp_path), max_memory={0: "64MiB", "cpu": "1GiB"}, context_length=896, padded=False)
-    budgets = {0: whole.plan.devices[0].total * 3 // 5, "cpu": "1GiB"}
+    whole = PlannedModel(str(tmp_path), {"context_length": 896, "padded": False}).plan({0: 64 << 20, "cpu": 1 << 30})
+    budgets = {0: whole.devices[0].total * 3 // 5, "cpu": "1GiB"}
     placed = load(str(tmp_path), max_memory=budgets, context_length=896, padded=False, prefill_chunk_size="auto")
     assert placed.plan.prefill_chunk_size == 512
     assert set(placed.plan.execution.values()) == {0}
-    del whole
     made = engine(placed, max_sequences=1)
     assert made.core.scheduler.max_batch_tokens <= 512
     gc.collect()

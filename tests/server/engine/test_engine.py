@@ -86,8 +86,8 @@ def run_alone(made: Engine, asked: list[list[int]], tokens: int) -> list[Any]:
 @pytest.mark.slow
 def test_tokens_are_equal_to_those_of_plain_generation(engine: Engine) -> None:
     model, tokenizer = tiny_model(), tiny_tokenizer()
-    asked = prompts(10, 40)
-    requests = [make_request(p, max_tokens=12, **settings(i)) for i, p in enumerate(asked)]
+    asked = prompts(6, 40)
+    requests = [make_request(p, max_tokens=8, **settings(i)) for i, p in enumerate(asked)]
     for request in requests:
         engine.submit(request)
     for request, prompt, collector in zip(
@@ -102,9 +102,9 @@ def test_tokens_are_equal_to_those_of_plain_generation(engine: Engine) -> None:
 
 @pytest.mark.slow
 def test_a_request_gets_the_same_bits_alone_and_in_a_batch(engine: Engine) -> None:
-    asked = prompts(10)
-    alone = run_alone(engine, asked, 12)
-    together = [ask(engine, p, max_tokens=12, **settings(i)) for i, p in enumerate(asked)]
+    asked = prompts(6)
+    alone = run_alone(engine, asked, 8)
+    together = [ask(engine, p, max_tokens=8, **settings(i)) for i, p in enumerate(asked)]
     for collector, expected in zip(together, alone, strict=True):
         collector.wait()
         assert flat(collector) == expected

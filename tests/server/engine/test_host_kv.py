@@ -9,32 +9,36 @@ from typing import Any
 import pytest
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
+from bigmodel.plan import Plan
 from bigmodel.server import Loaded
 from bigmodel.server.engine import Engine, EngineOptions, build_engine
-from bigmodel.server.loading import load
+from bigmodel.server.loading import PlannedModel, load
 from tests.server.tiny import ask, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
-CONTEXT, SEQUENCES = 512, 2
-PROMPTS = ["the cat sat on the mat " * 22, "a dog " * 9, "the cat sat on the mat " * 12 + "and slept"]
+CONTEXT, SEQUENCES = 256, 2
+SHAPES: Any = {"context_length": CONTEXT, "batch_size": SEQUENCES, "padded": False, "prefill_chunk_size": 64}
+PROMPTS = ["the cat sat on the mat " * 11, "a dog " * 9, "the cat sat on the mat " * 6 + "and slept"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("model")
-    tiny_model(num_hidden_layers=8, hidden_size=64, num_attention_heads=8, num_key_value_heads=8).save_pretrained(made)
+    sizes = {"num_hidden_layers": 5, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
+    tiny_model(**sizes, intermediate_size=32).save_pretrained(made)
     tiny_tokenizer().save_pretrained(made)
     return made
 
 
 def loaded(folder: Path, share: float) -> Loaded:
     """The model within a share of what all of it and of its keys and values takes."""
-    shapes: Any = {"context_length": CONTEXT, "batch_size": SEQUENCES, "padded": False, "prefill_chunk_size": 128}
-    whole = load(str(folder), max_memory={0: "64MiB", "cpu": "1GiB"}, **shapes)
-    budget = int(whole.plan.devices[0].total * share)
-    del whole
-    return load(str(folder), max_memory={0: budget, "cpu": "1GiB"}, **shapes)
+    whole = planned(folder, 64 << 20)
+    return load(str(folder), device_map=planned(folder, int(whole.devices[0].total * share)), **SHAPES)
+
+
+def planned(folder: Path, budget: int) -> Plan:
+    return PlannedModel(str(folder), SHAPES).plan({0: budget, "cpu": 1 << 30})
 
 
 def answers(engine: Engine) -> list[list[int]]:

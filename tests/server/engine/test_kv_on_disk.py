@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,19 @@ from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch.transfer.files import SourceFile
 from bigmodel.errors import ServeError
 from bigmodel.limits import KV_PAGE, KV_SPARE_PAGES
+from bigmodel.plan import Plan
 from bigmodel.server import Loaded
 from bigmodel.server.engine import Done, Engine, EngineOptions, Failed, build_engine
 from bigmodel.server.http.status import devices
-from bigmodel.server.loading import load
+from bigmodel.server.loading import PlannedModel, load
 from bigmodel.server.models.running import RunningModel
 from tests.server.tiny import Collector, ask, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.usefixtures("accelerators"), pytest.mark.slow]
 
-CONTEXT, SEQUENCES = 1024, 2
+CONTEXT, SEQUENCES = 512, 2
 SHAPES: Any = {"context_length": CONTEXT, "batch_size": SEQUENCES, "padded": False, "prefill_chunk_size": 64}
-LONG, OTHER, SHORT = "the cat sat on the mat " * 58, "a dog ran over the hill " * 48, "the cat slept"
+LONG, OTHER, SHORT = "the cat sat on the mat " * 29, "a dog ran over the hill " * 24, "the cat slept"
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +54,19 @@ def whole(folder: Path) -> list[list[int]]:
     return _whole
 
 
-def loaded(folder: Path, there: Path, share: float = 0.75) -> Loaded:
-    """The model where the accelerator holds the keys and values of few layers, and RAM a share of the others'."""
-    resident = load(str(folder), max_memory={0: "512MiB", "cpu": "1GiB"}, **SHAPES).plan.devices[0]
+@cache
+def planned(folder: Path) -> Plan:
+    """The plan where the accelerator holds the keys and values of few layers, and RAM three quarters of the others'."""
+    model = PlannedModel(str(folder), SHAPES)
+    resident = model.plan({0: 512 << 20, "cpu": 1 << 30}).devices[0]
     budget = int(resident.total - 0.6 * resident.kv_cache)
-    host = load(str(folder), max_memory={0: budget, "cpu": "1GiB"}, **SHAPES).plan.devices["cpu"]
-    ram = int(host.total - (1 - share) * host.kv_cache)
-    return load(str(folder), max_memory={0: budget, "cpu": ram}, offload_folder=str(there), **SHAPES)
+    host = model.plan({0: budget, "cpu": 1 << 30}).devices["cpu"]
+    return model.plan({0: budget, "cpu": int(host.total - 0.25 * host.kv_cache)})
+
+
+def loaded(folder: Path, there: Path) -> Loaded:
+    """The model by that plan."""
+    return load(str(folder), device_map=planned(folder), offload_folder=str(there), **SHAPES)
 
 
 def built(placed: Loaded) -> Engine:

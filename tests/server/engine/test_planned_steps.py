@@ -90,7 +90,7 @@ def test_steps_keep_to_a_plan_that_is_far_below_that_of_whole_prompts(tmp_path: 
     reset_peak_memory(0)
     made.start()
     prompts = ["the cat sat on the mat " * repeats for repeats in (15, 12, 3, 15)]
-    for each in [ask(made, prompt, max_tokens=6, ignore_eos=True) for prompt in prompts]:
+    for each in [ask(made, prompt, max_tokens=3, ignore_eos=True) for prompt in prompts]:
         each.wait()
     made.stop()
     assert max_memory_allocated(0) <= placed.plan.devices[0].total <= int(share * total)

@@ -49,14 +49,14 @@ def check(found: torch.Tensor, own: torch.Tensor) -> None:
 @pytest.mark.parametrize("kind", ["last", "mean", "cls", "max"])
 def test_vectors_and_texts_share_steps(kind: PoolingKind) -> None:
     shared = core()
-    text = put(shared, max_tokens=30, temperature=0)
+    text = put(shared, max_tokens=12, temperature=0)
     asked = [ask(shared, prompt, kind) for prompt in PROMPTS]
     again = ask(shared, PROMPTS[1], kind)  # its beginning is in the cache by now
     run(shared)
     for prompt, collector in zip([*PROMPTS, PROMPTS[1]], [*asked, again], strict=True):
         check(vector(collector), OWN[kind](states(tiny_model(), prompt)))
     text.wait()
-    params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     prompt = tiny_tokenizer().encode("the cat")
     assert text.tokens() == oracle.generate(tiny_model(), tiny_tokenizer(), prompt, params)
 

@@ -53,7 +53,7 @@ def started(loaded: Loaded, folder: Path | None, **options: Any) -> Engine:
 
 def answer(engine: Engine, prompt: list[int] = PROMPT, **params: Any) -> tuple[Collector, int]:
     """The answer to a prompt, and how many of its tokens came from the cache."""
-    collector = ask(engine, prompt, max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=2, **params)
+    collector = ask(engine, prompt, max_tokens=3, temperature=0.0, ignore_eos=True, logprobs=2, **params)
     done = collector.wait()
     assert isinstance(done, Done)
     return collector, done.cached_tokens

@@ -116,6 +116,8 @@ MAMBA, FALCON_MAMBA, JAMBA, ZAMBA = SCANNED = tuple(
 MAMBA2, FALCON_H1, ZAMBA2 = (pytest.param(make, marks=goes_on) for make in (mamba2, falcon_h1, zamba2))
 DENSE = (MAMBA, FALCON_MAMBA, ZAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2, bamba)
 ALL = (*DENSE, qwen3_next, JAMBA)
+LIKE_OTHERS = (falcon_mamba, zamba, bamba)
+"""Whose states are those of another one's: what happens to a batch is tried with these by `-m long`."""
 
 
 def built(make: Callable[[], Any]) -> Any:
@@ -162,7 +164,13 @@ def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", DENSE)
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(MAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2),
+        *(pytest.param(make, marks=[goes_on, pytest.mark.long]) for make in LIKE_OTHERS),
+    ],
+)
 def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callable[[], Any]) -> None:
     model = built(make)
     engine = tiny_engine(model, prefix_cache=False)
@@ -261,7 +269,7 @@ def test_what_cannot_be_served_with_recurrent_states_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [mamba2, qwen3_next])
+@pytest.mark.parametrize("make", [mamba2, pytest.param(qwen3_next, marks=pytest.mark.long)])
 def test_an_accelerator_keeps_to_its_budget_with_states_of_more_sequences_than_planned(
     make: Callable[[], Any], tmp_path: Path, accelerators: None
 ) -> None:

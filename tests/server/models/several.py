@@ -50,7 +50,7 @@ def served(app: FastAPI, name: str) -> ServedModel:
 
 def complete(url: str, model: str | None, prompt: Any = "the cat", **fields: Any) -> httpx.Response:
     """A greedy completion of `model`; it does not end before it is as long as it may be."""
-    body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, "max_tokens": 8, **fields}
+    body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, "max_tokens": 4, **fields}
     if model is not None:
         body["model"] = model
     return httpx.post(f"{url}/v1/completions", json=body, timeout=120)

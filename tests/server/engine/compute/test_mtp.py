@@ -172,16 +172,16 @@ def test_a_head_that_is_right_saves_steps(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("size", [8 << 20, 24 << 20], ids=["streamed", "resident"])
+@pytest.mark.parametrize("size", [6 << 20, 24 << 20], ids=["streamed", "resident"])
 def test_its_bytes_are_in_the_plan_and_the_budget_holds(size: int, tmp_path: Path) -> None:
-    large = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 32, "num_hidden_layers": 6}
+    large = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 32, "num_hidden_layers": 4}
     save_with_head(tmp_path / "model", "glm4_moe", first_k_dense_replace=7, **large)
     options: Any = {"max_memory": {0: size, "cpu": "64MiB"}, "batch_size": 1, "context_length": 256, "padded": False}
     found = loaded(tmp_path / "model", **options)
     device = found.plan.devices[0]
     assert device.draft > 0
     assert device.total <= device.budget == size
-    assert bool(found.plan.streamed) == (size == 8 << 20)
+    assert bool(found.plan.streamed) == (size == 6 << 20)
     assert found.plan.main_device == 0
     reset_peak_memory("virtual:0")
     engine = engine_of(found, max_sequences=1, kv_bytes=None)
@@ -213,7 +213,8 @@ def test_a_checkpoint_without_a_head_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_with_recurrent_states_is_refused(tmp_path: Path) -> None:
-    save_with_head(tmp_path / "model", "qwen3_next")
+    layers = ["linear_attention", "full_attention"]
+    save_with_head(tmp_path / "model", "qwen3_next", num_hidden_layers=2, layer_types=layers)
     found = loaded(tmp_path / "model")
     assert isinstance(found.draft_model, transformers.Qwen3NextForCausalLM)
     reasons = "recurrent states|computed one by one"  # transformers 5.17 computes the latter

@@ -30,21 +30,38 @@ pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 @pytest.mark.slow
 @settings(max_examples=few(2))
-@example(3553829, 5)  # a step whose pages are others than those that were read ahead for it
+@example(1, 6)  # a step whose pages are others than those that were read ahead for it
 @given(st.integers(0, 2**31), st.integers(5, 8))
 def test_texts_that_come_and_go_read_what_they_wrote_whatever_lies_on_disk(
     tmp_path_factory: pytest.TempPathFactory, seed: int, frames: int
 ) -> None:
+    texts_come_and_go(tmp_path_factory.mktemp("kv"), seed, frames, prompts=5 * B, beyond=5)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+@settings(max_examples=few(10))
+@example(3553829, 5)  # a step whose pages are others than those that were read ahead for it
+@given(st.integers(0, 2**31), st.integers(5, 8))
+def test_long_texts_that_are_computed_again_read_what_they_wrote(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, frames: int
+) -> None:
+    texts_come_and_go(tmp_path_factory.mktemp("kv"), seed, frames, prompts=2 * B, beyond=5 * B)
+
+
+def texts_come_and_go(folder: Path, seed: int, frames: int, prompts: int, beyond: int) -> None:
     """Random steps: texts begin, grow, mostly by one token, take tokens back, end; the twin has all pages on the
-    accelerator."""
+    accelerator. Prompts have fewer than `prompts` tokens. A step computes at most `beyond` tokens behind one, each of
+    which attends by a call of its own."""
     drawn = random.Random(seed)
-    arenas = KVArena(12 * B), on_disk(tmp_path_factory.mktemp("kv"), 12, frames)
+    arenas = KVArena(12 * B), on_disk(folder, 12, frames)
     texts: list[tuple[int, int, tuple[PagedKV, PagedKV]]] = []  # tokens, those of prompts, keys and values in both
     for turn in range(24):
         if texts and drawn.random() < 0.1:
             texts.pop(drawn.randrange(len(texts)))
         if len(texts) < 2 and drawn.random() < 0.5:
-            texts.append((0, drawn.randrange(1, 2 * B), (PagedKV(arenas[0]), PagedKV(arenas[1]))))
+            texts.append((0, drawn.randrange(1, prompts), (PagedKV(arenas[0]), PagedKV(arenas[1]))))
         if not texts:
             continue
         by_one = drawn.random() < 0.6
@@ -52,7 +69,8 @@ def test_texts_that_come_and_go_read_what_they_wrote_whatever_lies_on_disk(
         row, grown = 0, []
         for length, prompt, kvs in texts:
             start = length if by_one else max(length - drawn.choice([0, 0, 3]), 0)
-            end = min(start + (1 if by_one and length else drawn.choice([1, 5, B, B + 7])), 5 * B)
+            most = min(5 * B, max(prompt, start) + beyond)
+            end = min(start + (1 if by_one and length else drawn.choice([1, 5, B, B + 7])), most)
             start = min(start, end - 1)
             for kv, own in zip(kvs, spans, strict=True):
                 kv.reserve(-(-end // B) * B)
