@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from bigmodel import __version__
@@ -32,7 +33,6 @@ from bigmodel.server.http import (
 from bigmodel.server.http.batch_calls import batches_of
 from bigmodel.server.http.client_limits import BodyLimit, KeyGuard, RequestIds
 from bigmodel.server.http.errors import install
-from bigmodel.server.http.head_requests import HeadAsGet
 from bigmodel.server.http.keys import KeyRing
 from bigmodel.server.http.metrics import Metrics
 from bigmodel.server.http.metrics_of_models import MetricsOfModels
@@ -132,13 +132,13 @@ def create_app(
     app.add_exception_handler(ClientGoneError, lambda request, error: Response(status_code=499))
     for routes in _ROUTES:
         app.include_router(routes.router)
+        _answer_head(app, routes.router)
     app.add_middleware(BodyLimit, limits=state)
     if settings.api_keys:
         state.keys = KeyRing(settings.named_keys)
         app.add_middleware(KeyGuard, keys=state.keys)
     if settings.allowed_origins:
         app.add_middleware(cors, origins=settings.allowed_origins)  # before keys: preflights have none
-    app.add_middleware(HeadAsGet)
     app.add_middleware(RequestIds)
     if settings.batches:
         state.batches = batches_of(app, state)
@@ -146,6 +146,18 @@ def create_app(
         state.telemetry = Telemetry()
         app.add_middleware(state.telemetry.around)
     return app
+
+
+def _answer_head(app: FastAPI, router: APIRouter) -> None:
+    """Have routes with GET answer HEAD, too: FastAPI's have the methods that they name, and no others.
+
+    The server leaves the body out of such answers.
+    """
+    for route in router.routes:
+        if isinstance(route, APIRoute) and "GET" in route.methods:
+            app.add_api_route(
+                route.path, route.endpoint, methods=["HEAD"], response_model=None, include_in_schema=False
+            )
 
 
 class _Startup:
