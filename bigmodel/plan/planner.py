@@ -1,4 +1,8 @@
-"""`plan`: storage and execution device of every part of a model under budgets, with predicted memory and time."""
+"""`plan`: storage and execution device of every part of a model under budgets, with predicted memory and time.
+
+From top to bottom: `plan`, which reads its arguments; `_Shapes`, which chooses slots and chunks of prompts for a batch
+size; `_Request`, which plans one profile: greedily, and by a search where one is of use; checks of arguments.
+"""
 
 from __future__ import annotations
 

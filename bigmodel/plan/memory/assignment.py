@@ -1,6 +1,7 @@
 """`Assignment`: storage and execution device of every unit of a model, its bytes on each device, and its `Plan`.
 
-Planner, search, tests and reports all use this computation; `assemble` turns its result into the plan.
+Planner, search, tests and reports all use this computation. From top to bottom: the assignment; its bytes by device and
+purpose (`memory_usage`), with what replays of traces need to know of it (`replay_options`); its plan (`assemble`).
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def forget_results() -> None:
 
 
 def derive(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation by a rule for its shapes, else as `by_pytorch`."""
+    """Run an operation by the rule for its shapes, if it has one that covers its arguments; else as `by_pytorch`."""
     rule = None if kwargs else RULES.get(func)
     found = None if rule is None else rule(args)
     if found is not None:
