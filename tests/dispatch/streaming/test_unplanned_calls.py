@@ -147,7 +147,7 @@ def test_a_loss_is_computed_within_the_budget_or_refused_in_one_line() -> None:
 
 def _returned(model: LlamaForCausalLM) -> object:
     return model.generate(
-        TOKENS[:, :4], max_new_tokens=16, min_new_tokens=16, num_return_sequences=16, do_sample=True, pad_token_id=0
+        TOKENS[:, :4], max_new_tokens=24, min_new_tokens=24, num_return_sequences=16, do_sample=True, pad_token_id=0
     )
 
 
