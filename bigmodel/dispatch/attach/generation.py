@@ -23,6 +23,9 @@ INPUTS = ("inputs", "input_ids", "inputs_embeds")
 BEYOND = ("assistant_model", "prompt_lookup_num_tokens", "guidance_scale", "custom_generate", "past_key_values")
 """Arguments with which a generation has further forwards or other keys and values than those of its prompt."""
 
+CONTINUOUS = "paged"
+"""The cache by which transformers chooses continuous batches."""
+
 ROWS = ("num_beams", "num_return_sequences")
 """Arguments that have each row of the prompt generated several times."""
 
@@ -40,7 +43,12 @@ class Generation(AttachedForward):
         self._rows, self._tokens = plan.batch_size, plan.context_length
 
     def forwards_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> int:
-        """Return the number of planned forwards that a generation counts as; it records no gradients in any mode."""
+        """Return the number of planned forwards that a generation counts as; it records no gradients in any mode.
+
+        One in continuous batches waits for forwards in a thread of their own: these are admitted instead.
+        """
+        if kwargs.get("cache_implementation") == CONTINUOUS:
+            return 0
         return 1 if most == 1 or self._is_planned(args, kwargs) else most
 
     def _is_planned(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -15,8 +15,9 @@ caller's own keeps between forwards. Nor are the calls that record gradients, wh
 plans these, one at a time), what a forward leaves to a generator that it returns, and the memory of other models on the
 device: each keeps to its own plan.
 
-A call within another one of the same thread is part of that one, and is never held. A thread must not wait, in a call
-of the model, for another thread's call of it: that one may be waiting for this one to return.
+A call within another one of the same thread, of the same model or of another, is never held: two threads could wait for
+one another. A thread must not wait, in a call of the model, for another thread's call of it, as that one may be waiting
+for this one to return.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from ..weights.visits import Visited
 
 
 class _Inside(threading.local):
-    """Whether the calling thread is in a call of the model."""
+    """Whether the calling thread is in a call that was admitted, of any model."""
 
     now = False
+
+
+_inside = _Inside()
 
 
 class _Turn:
@@ -50,12 +54,12 @@ class Admission(Visited[int, _Turn]):
         most: Planned forwards that budgets have room for at once; at least one.
 
     Attributes:
-        inside: Whether the calling thread is in a call of the model, as `now`.
+        inside: Whether the calling thread is in a call that was admitted, of any model, as `now`.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.inside = _Inside()
+        self.inside = _inside
         self.start()
 
     def _start(self) -> None:

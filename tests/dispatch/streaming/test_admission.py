@@ -86,6 +86,21 @@ def test_a_call_within_a_call_of_the_same_thread_is_part_of_it() -> None:
     assert not admission.inside.now
 
 
+def test_threads_whose_calls_of_two_models_cross_do_not_wait_for_one_another() -> None:
+    first, second = Admission(1), Admission(1)
+    barrier = threading.Barrier(2)
+
+    def cross(outer: Admission, inner: Admission) -> None:
+        outer.run(1, lambda: (barrier.wait(60), inner.run(1, int, (), {})), (), {})
+
+    threads = [threading.Thread(target=cross, args=pair, daemon=True) for pair in ((first, second), (second, first))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 def test_what_is_called_gets_its_arguments_and_the_thread_is_inside_until_it_returns() -> None:
     admission = Admission(1)
     assert admission.run(1, lambda *args, **kwargs: (args, kwargs), (1,), {"a": 2}) == ((1,), {"a": 2})

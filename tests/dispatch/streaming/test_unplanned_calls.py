@@ -147,13 +147,13 @@ def test_a_loss_is_computed_within_the_budget_or_refused_in_one_line() -> None:
 
 def _returned(model: LlamaForCausalLM) -> object:
     return model.generate(
-        TOKENS[:, :8], max_new_tokens=40, min_new_tokens=40, num_return_sequences=8, do_sample=True, pad_token_id=0
+        TOKENS[:, :4], max_new_tokens=24, min_new_tokens=24, num_return_sequences=16, do_sample=True, pad_token_id=0
     )
 
 
 def _static(model: LlamaForCausalLM) -> object:
     return model.generate(
-        TOKENS[:, :8].repeat(8, 1), max_new_tokens=40, min_new_tokens=40, cache_implementation="static", pad_token_id=0
+        TOKENS[:, :4].repeat(16, 1), max_new_tokens=16, min_new_tokens=16, cache_implementation="static", pad_token_id=0
     )
 
 
