@@ -92,6 +92,7 @@ class BlockReader:
         """Tokens until the first part that is not reasoning, where there is some."""
         self._reasons = False
         self._answers = False
+        self._unshown: tuple[TokenLogprob, ...] = ()  # of tokens whose text is held back
 
     @property
     def calls(self) -> bool:
@@ -104,11 +105,11 @@ class BlockReader:
         self._count(delta, parts)
         if delta.finish_reason is not None:
             self.finish_reason, self.stop = delta.finish_reason, delta.stop
-        logprobs = delta.logprobs
+        self._unshown += delta.logprobs
         events: list[BlockEvent] = []
         for part in parts:
+            logprobs, self._unshown = self._unshown, ()
             events += self._read_part(part, logprobs)
-            logprobs = ()
         if delta.finish_reason is not None:
             events += self._close()
         return events

@@ -58,7 +58,10 @@ def completion_logprobs(
 
 
 def _top(entry: TokenLogprob, codec: TextCodec) -> dict[str, float]:
-    return {codec.token_text(token): max(logprob, LOWEST) for token, logprob in entry.top}
+    found: dict[str, float] = {}
+    for token, logprob in entry.top:  # parts of characters are shown alike: the likeliest stands for all
+        found.setdefault(codec.token_text(token), max(logprob, LOWEST))
+    return found
 
 
 def _one(token: int, logprob: float, codec: TextCodec) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def create_app(
         budgets: Bytes of each device for all ``models`` together, as `server_budgets` returns them.
         settings: Settings of the server.
         model_name: Name of the model for clients; overrides that of the settings.
-        on_failure: Called when loading the only model, or an engine, fails: from any thread.
+        on_failure: Called when loading the only model for the first time, or an engine, fails: from any thread.
 
     Raises:
         ValueError: Not exactly one of model, loader and models is given, models without budgets, or models beside the
@@ -218,8 +218,8 @@ class _Startup:
                 await asyncio.to_thread(state.telemetry.close)
 
     def _not_loaded(self, error: BaseException) -> None:
-        """Loading a model has failed: without another one that is the end."""
-        if not self._state.several:
+        """Loading a model has failed: that of the only one at the start is the end. Later ones are tried again."""
+        if not (self._state.several or self._state.pool.started):
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:

@@ -56,24 +56,40 @@ _WITHOUT_POLLING = WithoutPolling()
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises ServeError when that fails."""
+    """A listening socket; port 0 takes a free one. Of a name with several addresses it is one of IPv4, if there is one.
+
+    Raises ServeError when that fails.
+    """
     if not 0 <= port <= 65535:
         raise ServeError(f"{port} is no port; ports are 0 (any free one) to 65535")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    name = _without_brackets(host)
+    if not name:  # to the system that is every address: a variable that is not set must open no server to others
+        raise ServeError("the host is empty; name the address to listen on: 127.0.0.1, or 0.0.0.0 for all")
     try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ServeError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    listener.listen(2048)
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        raise ServeError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}") from error
     return listener
+
+
+def _without_brackets(host: str) -> str:
+    """A host as the system takes it: in URLs, addresses of IPv6 are in brackets."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def url(host: str, port: int) -> str:
     """The URL of a server that listens on ``host``."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    name = _without_brackets(host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:

@@ -487,3 +487,27 @@ def test_one_model_may_come_and_go_too(folders: dict[str, str], texts: dict[str,
             assert text(complete(url, "a")) == texts["a"]
             until(lambda: served(app, "a").running is None)
         assert "model=" not in httpx.get(f"{url}/metrics").text
+
+
+@pytest.mark.slow
+def test_a_lone_model_that_cannot_be_loaded_again_is_tried_again(folders: dict[str, str]) -> None:
+    from bigmodel.server import Settings, create_app
+    from bigmodel.server.loading import load
+
+    broken = threading.Event()
+
+    def loader(progress: Loading) -> Any:
+        if broken.is_set():
+            raise OSError("the disk is gone")
+        return load(folders["a"], progress=progress, max_memory=HOST, batch_size=SEQUENCES, context_length=CONTEXT)
+
+    app = create_app(loader=loader, settings=Settings("a", engine=EngineOptions(max_sequences=2), keep_alive=0.2))
+    with serving(app) as url:
+        wait_ready(url)
+        until(lambda: served(app, "a").running is None)
+        broken.set()
+        answer = complete(url, "a")
+        assert (answer.status_code, code_of(answer)) == (503, "loading_failed")
+        assert httpx.get(f"{url}/health").status_code == 200
+        broken.clear()
+        assert complete(url, "a").status_code == 200

@@ -4,7 +4,7 @@ Each block is a safetensors file of its own. Its name is a SHA-256 of everything
 and values depend on (`prefix_identity`, and what an adapter holds), and the tokens from the prompt's start. A file is
 renamed into place when it is complete and on disk, so a process that is killed loses at most the blocks that are being
 written. A file with another name inside, another layout, or a checksum that does not fit is deleted, and its block
-computed.
+computed. Where the folder cannot be written or read, blocks are computed, too, which is logged once.
 
 Blocks are written by a thread. They are read by the caller, through the mapped file.
 """
@@ -76,6 +76,10 @@ WAITING_BYTES = 64 << 20
 STALE_SECONDS = 60.0
 """Age from which a temporary file is one that a killed process has left."""
 
+SCANS = 16
+"""The folder is looked through again after a process has written this part of the bytes that it may hold: others may
+have written there, too."""
+
 _FORMAT = "bigmodel prefix block 1"
 _SUFFIX = ".safetensors"
 _NAME = re.compile(r"[0-9a-f]{64}")
@@ -100,7 +104,7 @@ class PrefixFiles:
     Args:
         folder: Made, for its owner alone, where there is none.
         size: Most bytes of all blocks in the folder, those of other models included. Blocks that were used least
-            recently are deleted.
+            recently are deleted. Of several processes each may pass it by the part of it that is between two scans.
         identity: What the keys and values depend on beside the tokens, as `prefix_identity` returns it.
 
     Attributes:
@@ -118,7 +122,8 @@ class PrefixFiles:
         self.restored = 0
         self.written = 0
         self.refused = 0
-        self.failure: OSError | None = None
+        self.failure: Exception | None = None
+        self._is_readable = True
         self._root = folder.expanduser()
         self._folder = self._root / hashlib.sha256(identity.encode()).hexdigest()
         try:
@@ -127,6 +132,7 @@ class PrefixFiles:
             if not os.access(self._folder, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             self._total = sum(size for _, size, _ in self._files())
+            self._unscanned = 0  # bytes written since then
         except OSError as error:
             raise ServeError(f"prefix cache: {folder} cannot be used: {error.strerror}") from error
         self._waiting: queue.Queue[tuple[BlockFile, HostBlock] | None] = queue.Queue()
@@ -150,20 +156,20 @@ class PrefixFiles:
         return found
 
     def has(self, file: BlockFile) -> bool:
-        """Whether the file exists."""
-        return self._path(file).exists()
+        """Whether the file exists, and the folder can be looked into."""
+        try:
+            return self._path(file).exists()
+        except OSError:
+            return False
 
     def read_ahead(self, files: Iterable[BlockFile]) -> None:
         """Have the system read these files into memory, up to the first that is missing."""
         for file in files:
             try:
-                descriptor = os.open(self._path(file), os.O_RDONLY)
+                with self._path(file).open("rb") as opened:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
             except OSError:
                 return
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-            finally:
-                os.close(descriptor)
 
     def read(self, file: BlockFile) -> HostBlock | None:
         """The block of ``file``, which is mapped; None if there is none that is right."""
@@ -172,15 +178,21 @@ class PrefixFiles:
             with safe_open(path, "pt") as opened:
                 tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
                 block = _checked(file.name, opened.metadata() or {}, tensors)
-            _touch(path, file)
         except FileNotFoundError:
             return None
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
+        except OSError as error:  # of the folder or the process, not of what the file says
+            if self._is_readable:
+                logger.warning("prefix cache: %s cannot be read: %s", path, error)
+            self._is_readable = False
+            return None
+        except (SafetensorError, ValueError, KeyError) as error:
             self.refused += 1
             logger.warning("prefix cache: %s is not used: %s", path, error)
             with suppress(OSError):  # what cannot be deleted is refused again
                 path.unlink()
             return None
+        _touch(path, file)
+        self._is_readable = True
         self.restored += PROMPT_BLOCK
         return block
 
@@ -217,7 +229,7 @@ class PrefixFiles:
             file, block = item
             try:
                 self._write(file, block)
-            except OSError as error:
+            except Exception as error:  # whatever it is, others wait behind it
                 if self.failure is None:  # a full disk stays full: it is said once
                     logger.warning("prefix cache: a block could not be written: %s", error)
                 self.failure = error
@@ -250,14 +262,15 @@ class PrefixFiles:
             opened.write(data)
         _touch(path, file)
         self._total += len(data)
+        self._unscanned += len(data)
         self.written += len(data)
 
     def _make_room(self, more: int) -> None:
         """Delete blocks, least recently used first, until ``more`` bytes fit. Other processes may write here, too."""
-        if self._total + more <= self.size:
+        if self._total + more <= self.size and self._unscanned < self.size // SCANS:
             return
         files = sorted(self._files())
-        self._total = sum(size for _, size, _ in files)
+        self._total, self._unscanned = sum(size for _, size, _ in files), 0
         for _, size, path in files:
             if self._total + more <= self.size:
                 return
@@ -291,7 +304,7 @@ class PrefixFiles:
 
 
 def _touch(path: Path, file: BlockFile) -> None:
-    with suppress(FileNotFoundError):  # another process deleted it
+    with suppress(OSError):  # another process deleted it, or the folder cannot be written: it is a complete file
         os.utime(path, ns=(file.used, file.used))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bigmodel.server.answers.blocks import BlockReader, Closed, Grown, Opened
 from bigmodel.server.answers.parsers.formats import AnswerFormat, ModelFormats
 from bigmodel.server.engine import Delta
+from bigmodel.server.engine.scheduling.request import TokenLogprob
 
 FORM = AnswerFormat(ModelFormats("hermes", "think"), schemas={"f": {}}, streams=True)
 TEXT = '<think>\nwhy\n</think>so<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -51,6 +52,15 @@ def test_without_a_format_all_is_content() -> None:
     reader.read(Delta(0, "", (), finish_reason="stop", stop="x"))
     assert [(block.kind, block.text) for block in reader.blocks] == [("content", "<think>")]
     assert reader.stop == "x"
+
+
+def test_tokens_whose_text_is_held_back_keep_their_log_probabilities() -> None:
+    reader = BlockReader(FORM)
+    for number, letter in enumerate("a <to b"):  # what may begin a call is shown once it does not
+        reader.read(Delta(0, letter, (number,), (TokenLogprob(number, -1.0),)))
+    reader.read(Delta(0, "", finish_reason="stop"))
+    assert [(block.kind, block.text) for block in reader.blocks] == [("content", "a <to b")]
+    assert [each.token_id for each in reader.blocks[0].logprobs] == list(range(7))
 
 
 def test_arguments_grow_and_a_call_that_breaks_off_is_none() -> None:

@@ -38,6 +38,13 @@ def test_completions_give_the_text_offset_of_each_token() -> None:
     }
 
 
+def test_of_alternatives_with_one_text_the_likeliest_is_shown() -> None:
+    first, second = CODEC.encode("€")[:2]  # neither is a character
+    entry = TokenLogprob(first, -0.5, ((first, -0.5), (THE, -1.0), (second, -2.0)))
+    shown = completion_logprobs((entry,), (first,), CODEC, TextOffsets(CODEC))
+    assert shown["top_logprobs"] == [{"\ufffd": -0.5, "the": -1.0}]
+
+
 def test_tokens_without_text_have_no_width_in_text_offsets() -> None:
     end = CODEC.tokenizer.eos_token_id
     euro = CODEC.encode("€")

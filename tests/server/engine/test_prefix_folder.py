@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -196,6 +199,29 @@ def test_texts_that_grow_do_not_wait_for_a_long_prompt_to_be_read(checkpoint: Pa
     assert [tokens for _, tokens in reading] == [RESTORED_BLOCKS * B, B]
     assert reading[0][0] == [(2, 1)]  # the other text grew, and nothing of the prompt was computed
     assert (len(PROMPT), 9) in reading[1][0]
+
+
+@pytest.mark.slow
+def test_requests_go_on_while_the_disk_is_full(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = placed(checkpoint)
+    wanted, _ = answer(first := started(loaded, None))
+    first.stop()
+    engine = started(loaded, tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        found = [answer(engine), answer(engine), answer(engine, [3] * len(PROMPT))]
+        engine.stop()
+    assert [said(collector) for collector, _ in found[:2]] == [said(wanted)] * 2
+    assert [cached for _, cached in found] == [0, 5 * B, 0]
+    assert not list(tmp_path.rglob("*.*"))
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert os.strerror(errno.ENOSPC) in message
 
 
 @pytest.mark.slow

@@ -237,6 +237,45 @@ def test_an_address_in_use_is_named() -> None:
             bind("127.0.0.1", port)
 
 
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.mark.parametrize("host", ["", "[]"])
+def test_an_empty_host_does_not_listen_on_every_address(host: str) -> None:
+    with pytest.raises(ServeError, match="the host is empty"):
+        bind(host, 0)
+
+
+@needs_ipv6
+def test_an_address_of_ipv6_may_be_in_brackets() -> None:
+    for host in ("::1", "[::1]"):
+        with bind(host, 0) as listener:
+            assert listener.getsockname()[0] == "::1"
+
+
+@needs_ipv6
+def test_a_name_is_looked_up_and_ipv4_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = ((socket.AF_INET6, 1, 6, "", ("::1", 0, 0, 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 0)))
+    for known, expected in (([first, second], "127.0.0.1"), ([first], "::1")):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, known=known, **__: known)
+        with bind("some-host", 0) as listener:
+            assert listener.getsockname()[0] == expected
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "x" * 70, "a..b", "http://localhost"])
+def test_a_host_without_an_address_is_named(host: str) -> None:
+    with pytest.raises(ServeError, match="cannot listen on"):
+        bind(host, 0)
+
+
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_an_invalid_port_is_refused(port: int) -> None:
     with pytest.raises(ServeError, match=f"{port} is no port"):
@@ -244,7 +283,13 @@ def test_an_invalid_port_is_refused(port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "shown"), [("127.0.0.1", "http://127.0.0.1:80"), ("::1", "http://[::1]:80"), ("box", "http://box:80")]
+    ("host", "shown"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+        ("[::1]", "http://[::1]:80"),
+        ("box", "http://box:80"),
+    ],
 )
 def test_an_address_is_printed_as_a_url(host: str, shown: str) -> None:
     assert url(host, 80) == shown

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -267,6 +271,97 @@ def test_a_folder_that_takes_no_more_stops_nothing(tmp_path: Path, caplog: pytes
     assert equal(files.read(write(files, [1] * B, [1])[0]), block(1))
     assert files.failure is None
     assert files.accepts
+
+
+def failing(number: int) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("operation", ["fsync", "replace", "fchmod"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_disk_that_fails_at_any_point_of_writing_leaves_nothing_behind(
+    operation: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = PrefixFiles(tmp_path, MANY, "a model")
+    monkeypatch.setattr(os, operation, failing(number))
+    first, second = write(files, [1] * 2 * B, [1, 2])
+    monkeypatch.undo()
+    assert not paths(tmp_path)
+    assert files.read(first) is None
+    (said,) = warnings(caplog)
+    assert os.strerror(number) in said
+    write(files, [1] * 2 * B, [1, 2])
+    assert equal(files.read(second), block(2))
+
+
+def test_a_folder_that_has_become_read_only_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = PrefixFiles(tmp_path, MANY, "a model")
+    (file,) = write(files, [1] * B, [1])
+    for operation in ("utime", "unlink", "replace"):
+        monkeypatch.setattr(os, operation, failing(errno.EROFS))
+    assert equal(files.read(file), block(1))
+    assert (files.refused, warnings(caplog)) == (0, [])
+
+
+def test_a_folder_that_cannot_be_looked_into_has_no_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = PrefixFiles(tmp_path, MANY, "a model")
+    (file,) = write(files, [1] * B, [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", failing(errno.EACCES))
+        found = files.has(file)
+    assert not found
+    assert files.has(file)
+
+
+def test_a_file_that_cannot_be_opened_now_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = PrefixFiles(tmp_path, MANY, "a model")
+    (file,) = write(files, [1] * B, [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(prefix_files, "safe_open", failing(errno.EMFILE))
+        assert [files.read(file) for _ in range(3)] == [None] * 3
+    (said,) = warnings(caplog)
+    assert os.strerror(errno.EMFILE) in said
+    assert files.refused == 0
+    assert equal(files.read(file), block(1))
+
+
+def test_whatever_fails_in_writing_one_block_the_next_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = PrefixFiles(tmp_path, MANY, "a model")
+    right, begun = prefix_files.save, iter([MemoryError()])
+
+    def save(*args: Any) -> bytes:
+        for error in begun:
+            raise error
+        return right(*args)
+
+    monkeypatch.setattr(prefix_files, "save", save)
+    first, second = write(files, [1] * 2 * B, [1, 2])
+    assert (files.has(first), files.has(second)) == (False, True)
+    assert files.accepts
+
+
+def test_two_processes_keep_to_the_bytes_of_a_folder_together(tmp_path: Path) -> None:
+    write(PrefixFiles(tmp_path / "one", MANY, "a model"), [1] * B, [1])
+    size = sum(path.stat().st_size for path in paths(tmp_path / "one"))
+    folder, most = tmp_path / "shared", 32 * size
+    both = [PrefixFiles(folder, most, "a model") for _ in range(2)]
+    for number in range(30):
+        for which, files in enumerate(both):
+            write(files, [number, which] * (B // 2), [1])
+            assert sum(path.stat().st_size for path in paths(folder)) <= most + 2 * most // prefix_files.SCANS
 
 
 def test_a_folder_that_cannot_be_used_is_one_error(tmp_path: Path) -> None:
