@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bigmodel.benchmarks.fuzz_cases import BELOW, ENDS, EXACT, HOST_ALONE, REFUSED, STREAMED, Outcome, fuzz, planned
+from bigmodel.benchmarks.fuzz_cases import BELOW, ENDS, EXACT, STREAMED, Outcome, fuzz, planned
 from bigmodel.devices import virtual
 
 
@@ -11,21 +11,24 @@ def outcomes(*numbers: int, reserved: bool = False) -> list[Outcome]:
     return [fuzz(number, 0, planned(number, 0, reserved), reserved) for number in numbers]
 
 
+SMALL = (5, 26)
+"""Cases of few layers: all resident, and streamed over two links."""
+
+
 @pytest.fixture(scope="module")
-def first_two() -> list[Outcome]:
-    """Outcomes of the first cases, run one after another."""
-    return outcomes(*range(2))
+def two() -> list[Outcome]:
+    """Outcomes of two cases, run one after another."""
+    return outcomes(*SMALL)
 
 
 @pytest.mark.slow
-def test_a_case_is_the_same_whatever_came_before_it(first_two: list[Outcome]) -> None:
-    assert outcomes(1) == first_two[1:]
+def test_a_case_is_the_same_whatever_came_before_it(two: list[Outcome]) -> None:
+    assert outcomes(SMALL[1]) == two[1:]
 
 
 @pytest.mark.slow
-def test_random_models_keep_random_budgets(first_two: list[Outcome]) -> None:
-    kinds = {outcome.kind for outcome in first_two}
-    assert kinds <= {EXACT, STREAMED, BELOW, REFUSED, HOST_ALONE}
+def test_random_models_keep_random_budgets(two: list[Outcome]) -> None:
+    assert [outcome.kind for outcome in two] == [EXACT, STREAMED]
 
 
 @pytest.mark.slow

@@ -12,22 +12,24 @@ from bigmodel.benchmarks.fuzz_cases import (
     STREAMED,
     VIOLATED,
     Outcome,
+    fuzz,
     planned,
 )
 from bigmodel.benchmarks.planning_fuzz import Worker, report
 from bigmodel.devices import virtual
 
-from .test_fuzz_cases import outcomes
+from .test_fuzz_cases import SMALL
 
 
 @pytest.mark.slow
 def test_one_process_runs_all_cases_and_another_takes_over_when_it_dies() -> None:
     virtual.enable(2)
-    plans = [planned(number, seed=0) for number in (1, 2)]
+    one, other = SMALL
+    plans = {number: planned(number, seed=0) for number in SMALL}
     with Worker() as worker:
-        assert worker.run(1, 0, plans[0]) == outcomes(1)[0]
-        assert worker.run(1, 0, "no plan").kind == FAILED
-        assert worker.run(2, 0, plans[1]) == outcomes(2)[0]
+        assert worker.run(one, 0, plans[one]) == fuzz(one, 0, plans[one])
+        assert worker.run(one, 0, "no plan").kind == FAILED
+        assert worker.run(other, 0, plans[other]) == fuzz(other, 0, plans[other])
 
 
 def test_one_budget_passed_is_a_limit_missed() -> None:

@@ -27,7 +27,7 @@ def ask(question: str, folder: Path, *arguments: str) -> None:
         "serve-latency --per-second 100",
         "serve-streamed --tokens 4",
         "serve-linear",
-        "serve-hybrid --models mamba2 --tokens 3 --requests 2",
+        pytest.param("serve-hybrid --models mamba2 --tokens 3 --requests 2", marks=pytest.mark.long),
         pytest.param("serve-swap", marks=pytest.mark.long),
     ],
 )

@@ -10,6 +10,7 @@ from .answering import answer, limit, rows
 
 
 @pytest.mark.virtual_only("several accelerators of a set speed")
+@pytest.mark.long
 @pytest.mark.slow
 def test_stages_at_once_are_held_against_one(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["stages"], workdir, capsys)

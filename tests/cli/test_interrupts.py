@@ -31,12 +31,19 @@ def interrupted(module: str, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 EARLY = ["bigmodel.cli.log_filters", "typer", "bigmodel.cli.commands", "bigmodel.cli.serve"]
-LATE = ["torch", "torch._C", "transformers"]
-LAST = pytest.param("bigmodel.server.http.run", marks=[pytest.mark.long, pytest.mark.slow])
-"""It is imported after all others, which takes many seconds."""
+LATE = ["torch", "torch._C"]
+LAST = ["transformers", "bigmodel.server.http.run"]
+"""Imported after others that take seconds."""
 
 
-@pytest.mark.parametrize("module", [*EARLY, *(pytest.param(name, marks=pytest.mark.slow) for name in LATE), LAST])
+@pytest.mark.parametrize(
+    "module",
+    [
+        *EARLY,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in LATE),
+        *(pytest.param(name, marks=[pytest.mark.long, pytest.mark.slow]) for name in LAST),
+    ],
+)
 def test_serve_is_interrupted_while_it_imports(module: str) -> None:
     done = interrupted(module, "serve", "/no/model")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bigmodel: interrupted\n")

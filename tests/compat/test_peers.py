@@ -10,6 +10,7 @@ from .peers import accelerate, cases
 
 pytestmark = pytest.mark.slow  # each file is run by a pytest of its own
 
+
 @pytest.fixture(autouse=True)
 def without_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are installed take longer to import than the files to run."""

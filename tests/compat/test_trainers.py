@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,13 @@ from .test_stand_in import VERSION
 
 MODULES = ("transformers.trainer", "transformers.models.llama.modeling_llama")
 DEEPSPEED = ("deepspeed", "transformers.integrations.deepspeed", "torch._inductor.compile_fx")
+HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 
 
 @pytest.mark.slow  # a launcher and two processes; one start for all kinds
 def test_it_trains_and_resumes_with_the_losses_of_plain_training(tmp_path: Path) -> None:
-    has_deepspeed = importlib.util.find_spec("deepspeed") is not None
-    kinds = ["plain", "seq2seq", "fsdp", "fsdp bf16", *(["deepspeed 2"] if has_deepspeed else [])]
-    python = python_executable(*MODULES, *(DEEPSPEED if has_deepspeed else ()), prelude=ALONE)
-    environment = {"BIGMODEL_COMPAT": "1", "DS_ACCELERATOR": "cpu", "PYTHON_EXEC": str(python)}
-    flags = ("--cpu", "--num_processes", 2)
-    found = read_answers(launched(*flags, PROGRAMS / "trainers.py", tmp_path, *kinds, env=environment))
+    kinds = ["plain", "seq2seq", "fsdp", *(["deepspeed 2"] if HAS_DEEPSPEED else [])]
+    found = answers_of(tmp_path, kinds)
     predicted = [found.pop(f"seq2seq: predicted {rank}") for rank in (0, 1)]
     assert predicted[0] == predicted[1]
     assert len(predicted[0][0]) == 16  # the trainer keeps the rows that fill the last round, under accelerate, too
@@ -32,6 +30,25 @@ def test_it_trains_and_resumes_with_the_losses_of_plain_training(tmp_path: Path)
     assert trained[0] == trained[1]
     assert (len(trained[0][0]), trained[0][1]) == (4, True)
     kinds.remove("seq2seq")
+    check(found, kinds)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_older_shards_and_shards_in_half_precision_train_and_resume_as_well(tmp_path: Path) -> None:
+    kinds = ["plain", "fsdp 1", "fsdp bf16"]
+    check(answers_of(tmp_path, kinds), kinds)
+
+
+def answers_of(folder: Path, kinds: list[str]) -> dict[str, Any]:
+    """The answers of the program that trains each kind, of both processes."""
+    python = python_executable(*MODULES, *(DEEPSPEED if HAS_DEEPSPEED else ()), prelude=ALONE)
+    environment = {"BIGMODEL_COMPAT": "1", "DS_ACCELERATOR": "cpu", "PYTHON_EXEC": str(python)}
+    flags = ("--cpu", "--num_processes", 2)
+    return read_answers(launched(*flags, PROGRAMS / "trainers.py", folder, *kinds, env=environment))
+
+
+def check(found: dict[str, Any], kinds: list[str]) -> None:
     for kind in kinds:
         for rank in (0, 1):
             precision = 2e-2 if "bf16" in kind else 1e-6

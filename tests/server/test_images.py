@@ -325,7 +325,7 @@ def test_a_context_too_short_for_an_image_serves_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [1_300_000, 4_000_000])
+@pytest.mark.parametrize("budget", [1_300_000, pytest.param(4_000_000, marks=pytest.mark.long)])
 def test_the_largest_images_keep_to_the_budget_of_an_accelerator(
     tmp_path: Path, accelerators: None, budget: int
 ) -> None:

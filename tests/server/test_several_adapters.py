@@ -105,7 +105,7 @@ def test_every_way_of_asking_names_the_adapter(url: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("streams", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_budget_holds_while_models_and_adapters_take_turns(
     folders: dict[str, str],
     adapters: dict[str, dict[str, str]],

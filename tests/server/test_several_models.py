@@ -256,7 +256,7 @@ def test_a_model_that_comes_back_is_neither_profiled_nor_checked_again(
 def test_a_model_that_is_streamed_anyway_gets_what_another_one_leaves(
     folders: dict[str, str], needed: dict[str, int], tmp_path: Path
 ) -> None:
-    large = save(tmp_path / "large", 9, layers=9, intermediate_size=1024)
+    large = save(tmp_path / "large", 9, layers=12, intermediate_size=1024)
     app = several_app({"large": large, "a": folders["a"]}, {0: 4 * needed["a"], **HOST})
     with serving(app) as url:
         wait_ready(url)

@@ -27,9 +27,9 @@ from tests.server.tiny import Collector, ask, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.usefixtures("accelerators"), pytest.mark.slow]
 
-CONTEXT, SEQUENCES = 512, 2
-SHAPES: Any = {"context_length": CONTEXT, "batch_size": SEQUENCES, "padded": False, "prefill_chunk_size": 64}
-LONG, OTHER, SHORT = "the cat sat on the mat " * 29, "a dog ran over the hill " * 24, "the cat slept"
+CONTEXT, SEQUENCES = 1024, 2
+SHAPES: Any = {"context_length": CONTEXT, "batch_size": SEQUENCES, "padded": False, "prefill_chunk_size": 128}
+LONG, OTHER, SHORT = "the cat sat on the mat " * 58, "a dog ran over the hill " * 48, "the cat slept"
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def test_models_that_are_computed_one_by_one_give_the_same(kind: PoolingKind, ca
 @pytest.mark.slow
 def test_a_streamed_model_gives_the_same(layers: dict[str, str], accelerators: None) -> None:
     streamed = core(dispatch_model(tiny_model(), layers, main_device="virtual:0"), kv_bytes=16 << 20)
-    text = put(streamed, max_tokens=10, temperature=0)
+    text = put(streamed, max_tokens=4, temperature=0)
     asked = [ask(streamed, prompt, "mean") for prompt in PROMPTS]
     run(streamed)
     for prompt, collector in zip(PROMPTS, asked, strict=True):

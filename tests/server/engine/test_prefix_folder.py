@@ -68,7 +68,7 @@ def said(collector: Collector) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", ["host", pytest.param("resident", marks=pytest.mark.long), "streamed"])
 def test_a_new_engine_continues_what_another_has_computed(
     checkpoint: Path, tmp_path: Path, place: str, accelerators: None
 ) -> None:

@@ -19,7 +19,7 @@ from tests.server.models.several import CONTEXT, SEQUENCES, save
 from tests.server.tiny import ask
 
 
-@pytest.mark.parametrize("budget", ["32MiB", "2400KB"])
+@pytest.mark.parametrize("budget", [pytest.param("32MiB", marks=pytest.mark.long), "2400KB"])
 @pytest.mark.slow
 def test_memory_is_back_though_the_engine_and_weights_are_still_held(
     tmp_path: Path, accelerators: None, budget: str

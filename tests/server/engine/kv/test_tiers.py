@@ -119,6 +119,19 @@ def test_older_pages_are_read_from_the_disk_and_their_space_is_given_back(tmp_pa
     assert disk.space == 0
 
 
+@pytest.mark.slow
+def test_a_page_that_is_written_to_again_is_read_as_it_is_now(tmp_path: Path) -> None:
+    """Tokens are taken back from a page that the disk has, too; when RAM has it no more, all of it is read."""
+    kvs = [PagedKV(arena) for arena in (on_disk(tmp_path, 10, 5), KVArena(10 * B))]
+    whole = [(page * B, (page + 1) * B) for page in range(9)]
+    for seed, (begin, end) in enumerate([*whole[:5], (3 * B + 5, 3 * B + 6), (3 * B + 6, 4 * B), *whole[4:]]):
+        read = []
+        for kv in kvs:
+            kv.reserve(-(-end // B) * B)
+            read.append(step(kv.arena, [Span(kv, 0, begin, end, 10 * B)], seed))
+        assert all(torch.equal(a, b) for one, other in zip(*read, strict=True) for a, b in zip(one, other, strict=True))
+
+
 def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
