@@ -1,5 +1,4 @@
-"""How many examples property tests take, and how many kinds tests of alike ones: `--hypothesis-profile=thorough` asks for
-many."""
+"""How many examples property tests take, and how many kinds tests of alike kinds: all under `thorough`."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def _answer_head(app: FastAPI, router: APIRouter) -> None:
     The server leaves the body out of such answers.
     """
     for route in router.routes:
-        if isinstance(route, APIRoute) and "GET" in route.methods:
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
             app.add_api_route(
                 route.path, route.endpoint, methods=["HEAD"], response_model=None, include_in_schema=False
             )

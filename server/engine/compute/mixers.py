@@ -27,8 +27,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionLayer
 
-from bigmodel.server.engine.compute.attention import active_cache
-from bigmodel.server.engine.compute.ragged_cache import AttentionCall, RaggedCache
+from bigmodel.server.engine.compute.attention import AttentionCall, RaggedCache, active_cache
 from bigmodel.server.engine.compute.selective_scan import scanning_forward, scans_begin_with
 from bigmodel.server.engine.kv.layer_state import LayerState, StateBytes
 

@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from bigmodel.devices import HOST
 from bigmodel.devices.pinned import on_device
 from bigmodel.server.adapters.rows import Adapters, Rows
-from bigmodel.server.engine.compute.attention import NAME, ragged_step, register
+from bigmodel.server.engine.compute.attention import NAME, RaggedCache, Span, ragged_step, register
 from bigmodel.server.engine.compute.hidden import taking_states
 from bigmodel.server.engine.compute.host_linear import (
     HostLinear,
@@ -30,7 +30,6 @@ from bigmodel.server.engine.compute.host_linear import (
     probe_row_multiple,
 )
 from bigmodel.server.engine.compute.mixers import KnownMixers, Mixers, find_mixers
-from bigmodel.server.engine.compute.ragged_cache import RaggedCache, Span
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
 from bigmodel.server.engine.kv.layer_state import StateBytes
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens

@@ -14,9 +14,8 @@ from typing import Any
 from torch import nn
 
 from bigmodel.nodes.caches import NumberedCaches
-from bigmodel.server.engine.compute.attention import ragged_step
+from bigmodel.server.engine.compute.attention import RaggedCache, Span, ragged_step
 from bigmodel.server.engine.compute.host_linear import HostLinear, OneDnnLinear
-from bigmodel.server.engine.compute.ragged_cache import RaggedCache, Span
 from bigmodel.server.engine.kv.buffers import SequenceKV
 
 

@@ -11,7 +11,7 @@ from bigmodel.devices.pinned import empty_weights
 from bigmodel.dispatch.streaming.host_kv import OlderRows
 from bigmodel.dispatch.streaming.kv_file import KVDisk
 from bigmodel.plan import StagingMemory
-from bigmodel.server.engine.compute.ragged_cache import RaggedCache, Span
+from bigmodel.server.engine.compute.attention import RaggedCache, Span
 from bigmodel.server.engine.kv.arena import KVArena
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 from bigmodel.server.engine.kv.host_pages import HostPages

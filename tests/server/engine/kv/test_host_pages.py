@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigmodel.server.engine.compute.ragged_cache import Span
+from bigmodel.server.engine.compute.attention import Span
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 
 from .pages import DIM, HEADS, LAYERS, B, on_disk, on_host, step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bigmodel.server.engine.compute.ragged_cache import RaggedCache, Span
+from bigmodel.server.engine.compute.attention import RaggedCache, Span
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 
 from .pages import DIM, HEADS, LAYERS, B, on_host, step

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from bigmodel.dispatch.transfer.files import SourceFile
 from bigmodel.errors import KVDiskError
 from bigmodel.limits import KV_SPARE_PAGES
-from bigmodel.server.engine.compute.ragged_cache import RaggedCache, Span
+from bigmodel.server.engine.compute.attention import RaggedCache, Span
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 from tests.examples import few
 
