@@ -195,8 +195,11 @@ class AttachedForward(NotCopied):
         if self.unplanned_part is not None:
             budgets, calls = self.unplanned_part
             if (size := calls.size_of(args, kwargs)) is not None:
-                return _run_unplanned(budgets, calls, size, lambda args, kwargs: self(*args, **kwargs), args, kwargs)
-        return self(*args, **kwargs)
+                return _run_unplanned(budgets, calls, size, self._call_again, args, kwargs)
+        return self._call_again(args, kwargs)
+
+    def _call_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return AttachedForward.__call__(self, *args, **kwargs)  # a subclass's has begun
 
     def _run_on(self, device: torch.device, run: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run with the arguments brought to `device`, and what is written into them brought back."""
