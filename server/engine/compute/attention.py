@@ -68,8 +68,8 @@ def attend(
     """Causal attention of consecutive positions of one sequence.
 
     Query heads that share a key-value head become rows of one matrix, so keys and values are never repeated in memory.
-    On accelerators, where scores and a mask of all these rows take memory, those of a prompt attend in parts that take no
-    more than was planned.
+    On accelerators, where scores and a mask of all these rows take memory, those of a prompt attend in parts that take
+    no more than was planned.
 
     Args:
         query: [heads, tokens, dim]; token t is at position ``offset + t`` of the keys given.
