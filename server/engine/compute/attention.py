@@ -35,6 +35,10 @@ from bigmodel.server.engine.kv.reading import Attended, Reading
 
 NAME = "bigmodel_ragged"
 
+PART_ROWS = PROMPT_BLOCK // 2
+"""Tokens of a prompt whose scores and mask an accelerator has memory for at once. A step is planned with more rows than
+a block has; but its mask is counted for those of one sequence alone."""
+
 _NOWHERE = torch.tensor([-1])
 """A position that has no page yet."""
 
@@ -232,8 +236,8 @@ def attend(
     """Causal attention of consecutive positions of one sequence.
 
     Query heads that share a key-value head become rows of one matrix, so keys and values are never repeated in memory.
-    On accelerators, where scores or a mask of all these rows take memory, they attend one after the other for a prompt,
-    as they are planned.
+    On accelerators, where scores and a mask of all these rows take memory, those of a prompt attend in parts that take
+    no more than was planned.
 
     Args:
         query: [heads, tokens, dim]; token t is at position ``offset + t`` of the keys given.
@@ -252,10 +256,9 @@ def attend(
     groups = heads // key.shape[0]
     mask = None
     if tokens > 1 or softcap is not None or sinks is not None:
-        mask = _causal_mask(tokens, key.shape[1], offset, window, query.device)
-        if groups > 1 and softcap is None and sinks is None and query.device.type != HOST:
-            return _by_group(query, key, value, mask, scale)
-        mask = mask.repeat(groups, 1)
+        if softcap is None and sinks is None and query.device.type != HOST:
+            return _in_parts(query, key, value, offset, window, scale)
+        mask = _causal_mask(tokens, key.shape[1], offset, window, query.device).repeat(groups, 1)
     packed = query.reshape(key.shape[0], groups * tokens, dim)
     if softcap is None and sinks is None:
         out = functional.scaled_dot_product_attention(
@@ -267,18 +270,30 @@ def attend(
     return out.reshape(heads, tokens, value.shape[-1]).transpose(0, 1)
 
 
-def _by_group(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None
+def _in_parts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    offset: int,
+    window: int | None,
+    scale: float | None,
 ) -> torch.Tensor:
-    """Attention of `attend`: of the first query head of each group, then of the second of each, and so on."""
+    """Attention of `attend`: `PART_ROWS` tokens at a time, and of these one query head of each group after the other.
+
+    Plans count so many heads at a time, of all rows of a step.
+    """
     by_group = query.unflatten(0, (key.shape[0], -1))
     out = query.new_empty(query.shape[1], *by_group.shape[:2], value.shape[-1])
-    for number in range(by_group.shape[1]):
-        heads = functional.scaled_dot_product_attention(
-            by_group[:, number][None], key[None], value[None], attn_mask=mask, scale=scale
-        )
-        out[:, :, number] = heads[0].transpose(0, 1)
-        del heads
+    for begin in range(0, query.shape[1], PART_ROWS):
+        rows = slice(begin, min(begin + PART_ROWS, query.shape[1]))
+        mask = _causal_mask(rows.stop - begin, key.shape[1], offset + begin, window, query.device)
+        for number in range(by_group.shape[1]):
+            heads = functional.scaled_dot_product_attention(
+                by_group[:, number, rows][None], key[None], value[None], attn_mask=mask, scale=scale
+            )
+            out[rows, :, number] = heads[0].transpose(0, 1)
+            del heads
+        del mask
     return out.flatten(1, 2)
 
 

@@ -70,7 +70,7 @@ def test_sinks_take_part_in_the_sum() -> None:
     torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_on_an_accelerator_heads_that_share_keys_attend_one_after_the_other(accelerators: None) -> None:
+def test_on_an_accelerator_heads_that_share_keys_take_the_memory_of_one(accelerators: None) -> None:
     torch.manual_seed(0)
     device = "virtual:0"
     query, key, value = (torch.randn(heads, 128, 8, device=device) for heads in (8, 1, 1))
