@@ -71,6 +71,7 @@ def test_one_fetch_of_a_streamed_block_serves_every_sequence() -> None:
         generate(model, prompts)
         return int(model.dispatch_stats()["virtual:0"]["fetches"])
 
+    fetches(["a prompt!"])  # finds how the model is run by a forward, which later engines over equal models know
     alone = fetches(["a prompt!"])
     assert alone > 0
     assert fetches(["a prompt!", "two of us", "and three", "then four"]) == alone
