@@ -21,12 +21,13 @@ from bigmodel.errors import DispatchError
 from bigmodel.plan import Plan
 from bigmodel.plan.result.forwards import forwards_at_once, further_bytes
 
+from ..examples import some
 from .mixtures import mixtral
 from .models import Stack, ids, llama, stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("accelerators")]
 
-THREADS, CONTEXT, NEW = 6, 64, 8
+THREADS, CONTEXT, NEW = 4, 64, 3
 MOMENT, LONG = 0.05, 30.0
 """Seconds for which calls wait for one another: where they need not come, and where they do."""
 
@@ -114,8 +115,18 @@ def equal(found: list[Any], wanted: list[torch.Tensor]) -> bool:
     return all(isinstance(ours, torch.Tensor) and torch.equal(ours.cpu(), each) for ours, each in zip(found, wanted))
 
 
-@pytest.mark.parametrize(("make", "offload_buffers"), [(llama, False), (mixtral, True)])
-@pytest.mark.parametrize("call", [last_scores, generated])
+@pytest.mark.parametrize(
+    ("make", "offload_buffers", "call"),
+    some(
+        [
+            (llama, False, generated),
+            (mixtral, True, last_scores),
+            (llama, False, last_scores),
+            (mixtral, True, generated),
+        ],
+        first=2,
+    ),
+)
 def test_calls_at_once_keep_to_a_budget_for_one(
     make: Callable[[], Any], offload_buffers: bool, call: Callable[..., Any]
 ) -> None:
