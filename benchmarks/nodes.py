@@ -1,9 +1,11 @@
 """Does a step over several nodes take what its plan predicts, and does it have the bits of one process?
 
-Three processes on one host compute a Llama's stages: each has a virtual accelerator that its layers do not all fit,
-streams the others over its link, and hands hidden states on over a network of a set speed. The plan is made with what
-the machine's own probe measures, in a process that has as many threads. All deployments run throughout and wait for
-their turn; one of them is a single process with all layers.
+Three processes on one host compute a Llama's stages, each on a virtual accelerator that holds its layers, and hand
+hidden states on over a network of a set speed. The plan is made with what the machine's own probe measures, in a process
+that has as many threads. All deployments run throughout and wait for their turn. Two of them are single processes, one
+with an accelerator that holds all layers, one that streams most of them: they show how far the machine's own figures
+hold, and have no limit. Links are so slow that their copies leave the cores, which are the accelerators' here, to what
+is computed.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512 (--quick)")
     parser.add_argument("--steps", type=int, default=8, help="decode steps behind each value")
-    parser.add_argument("--link", type=float, default=4.0, help="GB/s of each accelerator's link")
+    parser.add_argument("--link", type=float, default=1.0, help="GB/s of each accelerator's link")
     parser.set_defaults(device="virtual", rounds=7)
 
 
@@ -88,8 +90,8 @@ def run(options: argparse.Namespace) -> Report:
     differ = sum(each != bits[ALONE] for each in bits.values())
     limits = [Limit("deployments whose logits differ from those of one node", differ, "==", 0, "count")]
     if not options.quick:
-        worst = max(max(each, 1 / each) for each in ratios.values())
-        limits.append(Limit("measured over predicted step, or its inverse: the worst", worst, "<=", WITHIN))
+        worst = max(max(ratio, 1 / ratio) for name, ratio in ratios.items() if name in LINKS)
+        limits.append(Limit("measured over predicted step of several nodes, or its inverse", worst, "<=", WITHIN))
     return Report(
         "nodes",
         options.device,
