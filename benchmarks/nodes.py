@@ -1,8 +1,8 @@
 """Does a step over several nodes take what its plan predicts, and does it have the bits of one process?
 
 Three processes on one host compute a Llama's stages, each on a virtual accelerator that holds its layers, and hand
-hidden states on over a network of a set speed. The plan is made with what the machine's own probe measures, in a process
-that has as many threads. All deployments run throughout and wait for their turn. Two of them are single processes, one
+hidden states on over a network of a set speed. The plan is made with what the machine's own probe measures, in a
+process that has as many threads. All deployments run throughout and wait for their turn. Two of them are single processes, one
 with an accelerator that holds all layers, one that streams most of them: they show how far the machine's own figures
 hold, and have no limit. Links are so slow that their copies leave the cores, which are the accelerators' here, to what
 is computed.
