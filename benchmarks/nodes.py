@@ -2,10 +2,10 @@
 
 Three processes on one host compute a Llama's stages, each on a virtual accelerator that holds its layers, and hand
 hidden states on over a network of a set speed. The plan is made with what the machine's own probe measures, in a
-process that has as many threads. All deployments run throughout and wait for their turn. Two of them are single processes, one
-with an accelerator that holds all layers, one that streams most of them: they show how far the machine's own figures
-hold, and have no limit. Links are so slow that their copies leave the cores, which are the accelerators' here, to what
-is computed.
+process that has as many threads. All deployments run throughout and wait for their turn. Two of them are single
+processes, one with an accelerator that holds all layers, one that streams most of them: they show how far the machine's
+own figures hold, and have no limit. Links are so slow that their copies leave the cores, which are the accelerators'
+here, to what is computed.
 """
 
 from __future__ import annotations
