@@ -310,3 +310,18 @@ def _registered(value: Any) -> Container:
     members, context = node.flatten_fn(value)
     members = list(members)
     return Container(range(len(members)), members, lambda new: node.unflatten_fn(list(new), context))
+
+
+def tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Yield the tensors in arguments, also those that are attributes of objects of any class, as of caches.
+
+    Args:
+        value: The arguments.
+        seen: Identities of objects that are passed over; those met are added.
+    """
+    for leaf in iter_leaves(value, registered=True):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif not isinstance(leaf, (torch.nn.Module, type)) and hasattr(leaf, "__dict__") and id(leaf) not in seen:
+            seen.add(id(leaf))
+            yield from tensors_in(vars(leaf), seen)

@@ -40,13 +40,13 @@ from ...devices import (
     torch_device,
 )
 from ...devices.forks import new_rlock
+from ...devices.nested import tensors_in
 from ...errors import BudgetError, DispatchError
 from ...plan import Plan
 from ...profile import storage_key
 from ...profile.trace.measured import MeasuredForward
 from ..placement.measured import corrected_plan, plan_measured
 from ..streaming.gradients import Compute
-from ..streaming.transform_budgets import tensors_in
 from .attached_forward import AttachedForward
 from .dispatched import Dispatched
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch._C import DisableTorchFunctionSubclass
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
@@ -32,7 +31,7 @@ from ...devices import (
     normalize_device,
     torch_device,
 )
-from ...devices.nested import iter_leaves, iter_tensors, map_tensors
+from ...devices.nested import iter_tensors, map_tensors, tensors_in
 from ...errors import BudgetError
 from ...plan import Plan
 from ...plan.result.plan import DevicePlan
@@ -271,21 +270,6 @@ def _storages(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Hashable, t
         for plain in _plain_tensors(tensor):
             found[storage_key(plain)] = plain.device, plain.nbytes
     return found
-
-
-def tensors_in(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """Yield the tensors in arguments, also those that are attributes of objects of any class, as of caches.
-
-    Args:
-        value: The arguments.
-        seen: Identities of objects that are passed over; those met are added.
-    """
-    for leaf in iter_leaves(value, registered=True):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif not isinstance(leaf, (nn.Module, type)) and hasattr(leaf, "__dict__") and id(leaf) not in seen:
-            seen.add(id(leaf))
-            yield from tensors_in(vars(leaf), seen)
 
 
 def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

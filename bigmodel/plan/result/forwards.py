@@ -10,6 +10,9 @@ from __future__ import annotations
 from .budgets import is_accelerator
 from .plan import DevicePlan, Plan
 
+SPLIT = ("Parameter", "Buffer")
+"""Kinds of the parts that are tensors which a split module holds itself."""
+
 
 def forwards_at_once(plan: Plan) -> int | None:
     """Return how many planned forwards every device has room for at once, at least one; None: no budget limits them."""
@@ -33,7 +36,3 @@ def further_bytes(plan: Plan, device: DevicePlan) -> int:
         return own
     copied = [part.bytes for part in plan.streamed if part.runs_on == device.device and part.kind in SPLIT]
     return own + sum(copied) + (plan.slot_bytes if copied else 0)
-
-
-SPLIT = ("Parameter", "Buffer")
-"""Kinds of the parts that are tensors which a split module holds itself."""
