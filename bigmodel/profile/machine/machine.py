@@ -176,6 +176,7 @@ class MachineProfile:
         cache_bytes: bytes of the processor's last-level cache.
         memory_bytes: bytes of the host's memory.
         measured_at: seconds since the epoch.
+        others: share of the cores that other programs used while it was measured, 0 to 1.
     """
 
     name: str
@@ -191,6 +192,7 @@ class MachineProfile:
     cache_bytes: int = 0
     memory_bytes: int = 0
     measured_at: float = 0.0
+    others: float = 0.0
 
     def device(self, name: str) -> DeviceSpeed:
         """Return the speed of a device by canonical name, or of one of the same type if it was not measured."""

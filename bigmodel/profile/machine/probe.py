@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 import torch
 from filelock import FileLock
 
@@ -30,6 +32,9 @@ from .probe_transfer import disk_speed, memory_rate, probe_links
 from .timing import Effort
 
 logger = logging.getLogger(__name__)
+
+MOST_OTHERS = 0.1
+"""Share of the cores that other programs may use while the machine is measured: beyond, figures are taken as off."""
 
 
 def cache_folder() -> Path:
@@ -63,6 +68,7 @@ def machine(refresh: bool = False, effort: Effort | None = None, folder: Path | 
             return known
         measured = measure(effort, folder, key)
         write_text(path, machine_json.dump(measured))
+    _warn_of_others(path, measured.others)
     return measured
 
 
@@ -74,6 +80,7 @@ def known_machine(folder: Path | None = None) -> MachineProfile | None:
 def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
     """Measure this machine: the host, every accelerator, their links, and the disk under `folder`."""
     names = accelerators()
+    before = _Usage.now()
     devices: dict[str, DeviceSpeed] = {}
     links: dict[str, DeviceLinks] = {}
     caching: dict[str, CachingMemory] = {}
@@ -103,7 +110,34 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
         cache_bytes=last_cache_bytes(),
         memory_bytes=physical_bytes(),
         measured_at=time.time(),
+        others=_Usage.now().of_others_since(before),
     )
+
+
+class _Usage(NamedTuple):
+    """How much of this machine's cores was used up to a moment.
+
+    Attributes:
+        moment: seconds of a clock.
+        all: core-seconds that all programs used, the hypervisor's other machines among them.
+        own: core-seconds that this process used.
+    """
+
+    moment: float
+    all: float
+    own: float
+
+    @classmethod
+    def now(cls) -> _Usage:
+        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        busy = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "steal"))
+        return cls(time.monotonic(), busy, own.user + own.system)
+
+    def of_others_since(self, before: _Usage) -> float:
+        """Return the share of the cores that other programs used since `before`."""
+        others = (self.all - before.all) - (self.own - before.own)
+        there = (self.moment - before.moment) * (os.cpu_count() or 1)
+        return min(max(others / max(there, 1e-9), 0.0), 1.0)
 
 
 @contextmanager
@@ -165,18 +199,32 @@ def _same(one: str, other: str) -> bool:
 
 def _known(path: Path) -> MachineProfile | None:
     try:
-        return machine_json.load(path.read_text())
+        found = machine_json.load(path.read_text())
     except FileNotFoundError:
         return None
     except PlanError as error:
         _warn_of_ignored(path, str(error))
         return None
+    _warn_of_others(path, found.others)
+    return found
 
 
 @cache
 def _warn_of_ignored(path: Path, reason: str) -> None:
     """Say once why a profile is not used."""
     logger.warning("%s is ignored: %s. `bigmodel probe` measures the machine again", path, reason)
+
+
+@cache
+def _warn_of_others(path: Path, share: float) -> None:
+    """Say once, if it is so, that a profile was measured on a busy machine."""
+    if share > MOST_OTHERS:
+        logger.warning(
+            "%s was measured while other programs used %.0f %% of the processor's cores: predicted seconds may be off. "
+            "`bigmodel probe --refresh` measures again; run it on an idle machine",
+            path,
+            100 * share,
+        )
 
 
 def processor_name() -> str:

@@ -6,7 +6,9 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from filelock import FileLock
@@ -83,6 +85,29 @@ def test_a_profile_that_cannot_be_used_is_named_once(tmp_path: Path, caplog: pyt
     (said,) = caplog.messages
     assert said.startswith(str(path))
     assert "bigmodel probe" in said
+
+
+@pytest.mark.slow
+def test_a_profile_that_was_measured_on_a_busy_machine_is_used_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, cores = psutil.Process().cpu_times, os.cpu_count() or 1
+
+    def all_programs() -> SimpleNamespace:
+        return SimpleNamespace(user=own().user + own().system + 0.5 * cores * time.monotonic())
+
+    monkeypatch.setattr(psutil, "cpu_times", all_programs)
+    monkeypatch.setattr(probe, "accelerators", list)
+    found = probe.machine(effort=QUICK, folder=tmp_path)
+    assert found.others == pytest.approx(0.5, abs=0.02)
+    assert probe.machine(effort=QUICK, folder=tmp_path) == found
+    quiet = tmp_path / "quiet"
+    quiet.mkdir()
+    (quiet / f"{found.key}.json").write_text(machine_json.dump(replace(found, others=0.05)))
+    probe.machine(effort=QUICK, folder=quiet)
+    warned = [record for record in caplog.records if "other programs" in record.message]
+    assert len(warned) == 1
+    assert "50 %" in warned[0].message
 
 
 def test_profiles_are_kept_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
