@@ -46,7 +46,7 @@ DIVISIONS = {"link 3:1": 1 / 3, "1:1": 1.0, "host 3:1": 3.0, "host alone": 1e6}
 SECONDS = 8e-3
 """Seconds in which the faster of link and host has fetched or computed an expert: many times what Python takes."""
 
-FILLING = 3
+FILLING = 4
 """Steps that fill the cache before others are measured: two choose more experts than it has slots."""
 
 TRACES = {"uniform": UNIFORM, "local": LOCAL}
@@ -282,6 +282,8 @@ def seconds_of_step(model: nn.Module, plan: Plan, traces: Iterator[Trace], steps
     Args:
         per_element: seconds of the host per element of the matrix and row.
     """
+    import torch
+
     from bigmodel.dispatch import dispatch_model, undispatch
 
     from .steps import Decoder
@@ -289,8 +291,10 @@ def seconds_of_step(model: nn.Module, plan: Plan, traces: Iterator[Trace], steps
     decoder = Decoder(dispatch_model(model, plan), "virtual:0")
     try:
         with following(model, next(traces)), host_of_speed(model, per_element):
-            decoder.start()
-            for _ in range(FILLING):
+            decoder.feed(
+                torch.ones(1, 1, dtype=torch.long).to(decoder.device)
+            )  # a prompt would take as long as all steps
+            for _ in range(FILLING - 1):
                 decoder.step()
             return elapsed(lambda: [decoder.step() for _ in range(steps)], decoder.device) / steps
     finally:
