@@ -1,9 +1,11 @@
 # make demo          the main job from start to end, offline, in a few minutes
-# make test          the whole test suite
+# make test          the test suite
+# make long          the tests that it leaves out, as they take long or are of kinds like others
+# make long SHARD=3   the third of SHARDS parts that take equally long, by tests/long_durations.json
 # make zoo           every architecture of transformers on every placement: outputs, memory, weights; a table at the end
 # make zoo ONLY=kept  only those whose table the guide keeps; ended runs are taken up where they were
 # make zoo SHARD=3   the third of SHARDS parts that take equally long, by tests/zoo/durations.json; without a table
-# make zoo RECORD=1  also records how long each takes
+# make zoo RECORD=1  also records how long each takes; make long likewise
 # make compat        the names of accelerate's modules, counted; its own tests and scripts and peft's of offloading, fetched,
 #                    with bigmodel in accelerate's place,
 #                    and transformers' own of a checkout that TRANSFORMERS_SOURCE names; then those here that need
@@ -20,7 +22,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test zoo compat clients lint docs test-oldest test-newest clean
+.PHONY: demo test long zoo compat clients lint docs test-oldest test-newest clean
 .DELETE_ON_ERROR:
 
 # The stamps are written last: an interrupted environment has none. One that was broken later is found here.
@@ -37,6 +39,10 @@ test: $(VENV)/.ready-test
 
 SHARDS ?= 8
 PART := $(if $(SHARD),--splits $(SHARDS) --group $(SHARD) --splitting-algorithm least_duration)
+
+long: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -m "long and not zoo" -n $(WORKERS) --dist worksteal \
+		--durations-path tests/long_durations.json $(PART) $(if $(RECORD),--store-durations)
 
 # What a commit has kept is not run again, so that a run may be ended and taken up later; changed files begin anew.
 zoo: COMMIT := $(shell git describe --always --exclude '*' --abbrev=40 --dirty)

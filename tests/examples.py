@@ -1,10 +1,12 @@
-"""How many examples property tests take, and how many kinds tests of alike kinds: all under `thorough`."""
+"""How many examples property tests take, and how many kinds tests of alike kinds do in every run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import Phase, settings
 
 FAST = 25
@@ -40,3 +42,31 @@ def every(moments: int) -> int:
 def some(cases: Sequence[Any], first: int) -> list[Any]:
     """Return the values of a parameter of a test of which each takes long: the `first` ones, all under "thorough"."""
     return list(cases if settings().max_examples >= THOROUGH else cases[:first])
+
+
+def alike(
+    names: str | tuple[str, ...],
+    cases: Sequence[Any],
+    first: int,
+    ids: Callable[[Any], str] | Sequence[str] | None = None,
+) -> pytest.MarkDecorator:
+    """Parametrize a test over alike kinds of which each takes long: the `first` ones are in every run, the others long.
+
+    Args:
+        names: the parameters, as `pytest.mark.parametrize` takes them.
+        cases: their values, the most telling first.
+        first: how many of them are in every run.
+        ids: as `pytest.mark.parametrize` takes them.
+    """
+    several = not isinstance(names, str) or "," in names
+    marks = (pytest.mark.slow, pytest.mark.long)
+    long = [_with_marks(case if several else (case,), marks) for case in cases[first:]]
+    return pytest.mark.parametrize(names, [*cases[:first], *long], ids=ids)
+
+
+def _with_marks(values: Any, marks: Sequence[pytest.MarkDecorator]) -> ParameterSet:
+    if len(values) == 1 and isinstance(values[0], ParameterSet):
+        values = values[0]
+    if isinstance(values, ParameterSet):
+        return pytest.param(*values.values, marks=[*values.marks, *marks], id=values.id)
+    return pytest.param(*values, marks=marks)

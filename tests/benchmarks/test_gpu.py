@@ -190,6 +190,7 @@ def test_a_name_that_is_not_in_the_list_is_refused(capsys: pytest.CaptureFixture
     assert "--only decode" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_real_processes_keep_their_results(workdir: Path, tmp_path: Path) -> None:
     arguments = ["--device", "virtual", "--quick", "--rounds", "1", "--workdir", str(workdir)]

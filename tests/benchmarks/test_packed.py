@@ -12,6 +12,7 @@ from bigmodel.checkpoint import Checkpoint
 from bigmodel.devices import virtual
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_step_moves_the_stored_bytes_of_the_layers(workdir: Path) -> None:
     virtual.enable(count=1)

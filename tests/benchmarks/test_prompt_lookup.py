@@ -9,6 +9,7 @@ import pytest
 from .answering import answer, rows
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_both_texts_are_measured_with_and_without_proposals(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = {row["text, prompt lookup"]: row for row in rows(answer(["prompt_lookup"], workdir, capsys))}

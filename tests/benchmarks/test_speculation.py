@@ -11,6 +11,7 @@ from bigmodel.benchmarks.speculation import WAYS, WITHOUT
 from .answering import answer, rows
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_heads_and_draft_models_save_steps(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = {row["proposed by"]: row for row in rows(answer(["speculation"], workdir, capsys))}

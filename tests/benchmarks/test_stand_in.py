@@ -29,6 +29,7 @@ class Preloaded:
         return run(command[1:], env, modules=MODULES, prelude=ALONE if is_ours else "")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_steps_loads_and_imports_are_measured_and_tokens_are_equal(
     workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

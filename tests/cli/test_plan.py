@@ -73,6 +73,7 @@ def test_json_is_the_plan_itself(folder: Path, capsys: pytest.CaptureFixture[str
     assert set(plan.device_map.values()) <= {"cpu", "disk"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_throughput_chooses_the_batch_and_says_its_tokens_per_second(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -342,6 +343,7 @@ def test_the_plan_says_whether_proposals_pay_and_counts_the_head(
     assert cpu["budget"] == before["budget"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nodes_are_planned_from_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = [{"name": name, "max_memory": {"cpu": "1MB"}, "machine": "nominal"} for name in ("a", "b")]

@@ -57,6 +57,7 @@ def open_files(served: Served, there: Path) -> Iterator[tuple[str, int]]:
             yield os.readlink(descriptor), descriptor.stat().st_blocks * 512
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nothing_is_left_of_a_killed_server_and_the_next_one_starts(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

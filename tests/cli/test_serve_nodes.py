@@ -92,6 +92,7 @@ def deployed(folder: Path, log: Path, *arguments: str) -> Iterator[Deployment]:
             process.wait(60)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_stage_ends_requests_clearly_and_the_deployment_comes_back_with_the_tokens_of_one_process(
     folder: Path, tmp_path: Path

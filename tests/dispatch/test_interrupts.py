@@ -16,7 +16,7 @@ import torch
 from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.mapped.readahead import ReadAhead
 
-from ..examples import some
+from ..examples import alike
 from .interrupting import interrupted_at
 from .mapped_files import mapped_blocks
 from .models import llama
@@ -60,9 +60,7 @@ def test_a_reader_ahead_is_left(tmp_path: Path, budget: int | None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
-@pytest.mark.parametrize(
-    "device_map", some([{"": 0, "model.layers": "cpu"}, {"": "cpu", "model.layers.1": 0}], first=1)
-)
+@alike("device_map", [{"": 0, "model.layers": "cpu"}, {"": "cpu", "model.layers.1": 0}], first=1)
 def test_a_generation_is_stopped_and_the_next_one_is_right(device_map: dict[str, object]) -> None:
     prompt = torch.arange(6).view(1, 6)
     expected = llama().generate(prompt, max_new_tokens=3, do_sample=False)

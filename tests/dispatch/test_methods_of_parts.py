@@ -15,7 +15,7 @@ from bigmodel.dispatch import dispatch_model
 from bigmodel.plan.memory.assignment import Assignment, assemble
 from bigmodel.profile import profile_model
 
-from ..examples import some
+from ..examples import alike
 from .models import resident_output
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -170,10 +170,7 @@ def test_what_methods_of_parts_take_is_planned(kind: type[nn.Module], places: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "places",
-    some([name for name in PLACES if name not in ("host", "all")][::-1], first=3),  # the host computes LSTMs otherwise
-)
+@alike("places", [name for name in PLACES if name not in ("host", "all")][::-1], first=3)
 def test_all_weights_of_a_function_are_copied_to_where_it_runs_for_as_long_as_it_does(
     places: str, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from bigmodel.limits import HOST_ALIGNMENT
 from bigmodel.plan import Plan, plan, plan_training
 from bigmodel.profile import profile_model
 
-from ..examples import some
+from ..examples import alike
 from .mixtures import mixtral
 from .models import llama
 
@@ -62,7 +62,7 @@ def planned(budgets: dict[Any, int]) -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", some([small_llama, mixtral], first=1))
+@alike("make", [small_llama, mixtral], first=1)
 def test_streamed_weights_pin_their_bytes_and_not_up_to_twice_as_many(make: Any, pinned: Pinned) -> None:
     weights = sum(each.nbytes for each in make().parameters())
     found = plan(
@@ -118,7 +118,7 @@ def test_nothing_is_pinned_for_loading_where_nothing_may_be(tmp_path: Path, pinn
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", some([mixtral, small_llama], first=1))
+@alike("make", [mixtral, small_llama], first=1)
 def test_gradients_come_through_the_planned_bytes_which_count_on_the_host(make: Any, pinned: Pinned) -> None:
     model = make()
     weights = sum(each.nbytes for each in model.parameters())

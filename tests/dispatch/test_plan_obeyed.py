@@ -46,7 +46,7 @@ from bigmodel.plan.memory.assignment import Assignment, assemble
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.machine.machine import DeviceLinks, LinkSpeed, nominal_machine
 from bigmodel.verify.planned_use import planned_use
-from tests.examples import few, some
+from tests.examples import alike, few
 from tests.marks import slow_but
 from tests.preloaded import run
 
@@ -113,9 +113,7 @@ def plan_over_two_links(**arguments: Any) -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments", some([{"slots": 3}, {"offload_dtype": "int8"}, {}, {"offload_buffers": True}], first=1)
-)
+@alike("arguments", [{"slots": 3}, {"offload_dtype": "int8"}, {}, {"offload_buffers": True}], first=1)
 def test_devices_that_share_the_streaming_take_the_bytes_of_the_plan(arguments: dict[str, Any]) -> None:
     if "offload_dtype" in arguments:
         pytest.importorskip("torchao")
@@ -145,7 +143,7 @@ def test_a_named_main_device_keeps_the_streaming_on_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("offload_dtype", some(["int8", "int4"], first=1))
+@alike("offload_dtype", ["int8", "int4"], first=1)
 def test_streamed_weights_are_quantised_as_the_plan_says(offload_dtype: str) -> None:
     pytest.importorskip("torchao")
     found = planned(profile_of(small_llama), offload_dtype=offload_dtype)
@@ -154,7 +152,7 @@ def test_streamed_weights_are_quantised_as_the_plan_says(offload_dtype: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("expert_cache", some([400_000, 0], first=1))
+@alike("expert_cache", [400_000, 0], first=1)
 def test_expert_caches_take_the_bytes_of_the_plan(expert_cache: int) -> None:
     profile = profile_of(deep_mixtral)
     budget = int(0.8 * profile.weights)
@@ -177,10 +175,10 @@ def test_fewer_experts_are_cached_where_an_accelerator_has_no_room_for_the_defau
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     ("implementation", "per_token", "batch"),
-    # With either function the host computes the same way: the second has the shape with the most rows.
-    some([("batched_mm", 2, 3), ("grouped_mm", 4, 1), ("grouped_mm", 2, 3), ("grouped_mm", 1, 1)], first=1),
+    [("batched_mm", 2, 3), ("grouped_mm", 4, 1), ("grouped_mm", 2, 3), ("grouped_mm", 1, 1)],
+    first=1,
 )
 def test_experts_that_the_host_computes_in_part_keep_within_the_plan(
     implementation: str, per_token: int, batch: int
@@ -237,10 +235,7 @@ def route(model: nn.Module, routing: Routing, slots: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("slots", "per_token"),
-    some([(7, 2), (2, 2), (1, 1), (1, 2), (3, 1), (4, 3)], first=1),
-)
+@alike(("slots", "per_token"), [(7, 2), (2, 2), (1, 1), (1, 2), (3, 1), (4, 3)], first=1)
 def test_no_routing_takes_more_than_planned_and_the_worst_takes_all(slots: int, per_token: int) -> None:
     profile = profile_of(deep_mixtral, per_token)
     budget = int(0.9 * profile.weights)
@@ -324,7 +319,7 @@ def gpt2() -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", some([tied_llama, mixtral, gpt2], first=2))
+@alike("make", [tied_llama, mixtral, gpt2], first=2)
 @given(st.randoms(use_true_random=False), st.sampled_from([None, "int8", "int4"]))
 @settings(max_examples=few(2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_measured_peaks_are_the_predicted_ones(
@@ -355,17 +350,15 @@ def windowed(config: type[Any], model: type[Any]) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     ("config", "model", "share"),
-    some(
-        [
-            (Gemma2Config, Gemma2ForCausalLM, 0.7),
-            (MistralConfig, MistralForCausalLM, 1.0),
-            (Gemma2Config, Gemma2ForCausalLM, 1.0),
-            (MistralConfig, MistralForCausalLM, 0.7),
-        ],
-        first=2,
-    ),
+    [
+        (Gemma2Config, Gemma2ForCausalLM, 0.7),
+        (MistralConfig, MistralForCausalLM, 1.0),
+        (Gemma2Config, Gemma2ForCausalLM, 1.0),
+        (MistralConfig, MistralForCausalLM, 0.7),
+    ],
+    first=2,
 )
 def test_static_caches_with_sliding_windows_keep_within_the_plan(
     config: type[Any], model: type[Any], share: float
@@ -490,10 +483,7 @@ def test_a_plan_of_another_model_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "readers"),
-    some([(small_llama, 2), (deep_mixtral, 4), (small_llama, 4), (deep_mixtral, 2)], first=2),
-)
+@alike(("make", "readers"), [(small_llama, 2), (deep_mixtral, 4), (small_llama, 4), (deep_mixtral, 2)], first=2)
 def test_pinned_memory_that_stages_files_takes_the_bytes_of_the_plan(
     make: Callable[..., nn.Module], readers: int, tmp_path: Path
 ) -> None:

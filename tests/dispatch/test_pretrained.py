@@ -32,7 +32,7 @@ from bigmodel.dispatch import dispatch_model, from_pretrained, get_plan, undispa
 from bigmodel.errors import BudgetError, CheckpointError, CheckpointNotFoundError, PlanError
 
 from ..accelerators import at, exact
-from ..examples import some
+from ..examples import alike
 from ..profile.hub_server import HubServer
 from .models import llama
 
@@ -103,7 +103,7 @@ def test_host_weights_are_mapped_from_the_checkpoint(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
-@pytest.mark.parametrize("share", some([0.7, 3.0, 0.9, 1.5], first=2))
+@alike("share", [0.7, 3.0, 0.9, 1.5], first=2)
 @exact
 def test_an_accelerators_budget_holds_and_predicted_weights_are_exact(folder: Path, share: float) -> None:
     weights = sum(p.nbytes for p in llama().parameters())
@@ -255,7 +255,7 @@ def t5gemma() -> T5GemmaForConditionalGeneration:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("make", some([bamba, switch, marian, gemma3n, t5gemma], first=3))
+@alike("make", [bamba, switch, marian, gemma3n, t5gemma], first=3)
 def test_families_with_ways_of_their_own_load_and_give_the_bits_of_the_resident_model(
     make: Callable[[], PreTrainedModel], tmp_path: Path
 ) -> None:
@@ -276,9 +276,7 @@ def test_families_with_ways_of_their_own_load_and_give_the_bits_of_the_resident_
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize(
-    "device_map", some([{"": 0, "encoder.block.1": 1}, {"": "disk"}, {"": 0}, {"": "cpu"}], first=2)
-)
+@alike("device_map", [{"": 0, "encoder.block.1": 1}, {"": "disk"}, {"": 0}, {"": "cpu"}], first=2)
 def test_routers_that_cast_themselves_are_cast_when_dispatched(device_map: dict[str, object], tmp_path: Path) -> None:
     torch.manual_seed(0)
     switch().save_pretrained(tmp_path)

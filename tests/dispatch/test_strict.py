@@ -84,6 +84,7 @@ def test_blocks_read_from_disk_give_the_same_bits(tmp_path_factory: Any, schedul
     assert all(map(torch.equal, outputs(model, inputs), expected))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @many
 @given(schedule=schedules, slots=st.integers(1, 3))
@@ -129,6 +130,7 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @many
 @given(schedule=schedules, slots=st.integers(1, 3))

@@ -21,7 +21,7 @@ from bigmodel.errors import DispatchError
 from bigmodel.plan import Plan
 from bigmodel.plan.result.forwards import forwards_at_once, further_bytes
 
-from ..examples import some
+from ..examples import alike
 from .mixtures import mixtral
 from .models import Stack, ids, llama, stack
 
@@ -115,17 +115,15 @@ def equal(found: list[Any], wanted: list[torch.Tensor]) -> bool:
     return all(isinstance(ours, torch.Tensor) and torch.equal(ours.cpu(), each) for ours, each in zip(found, wanted))
 
 
-@pytest.mark.parametrize(
+@alike(
     ("make", "offload_buffers", "call"),
-    some(
-        [
-            (llama, False, generated),
-            (mixtral, True, last_scores),
-            (llama, False, last_scores),
-            (mixtral, True, generated),
-        ],
-        first=2,
-    ),
+    [
+        (llama, False, generated),
+        (mixtral, True, last_scores),
+        (llama, False, last_scores),
+        (mixtral, True, generated),
+    ],
+    first=2,
 )
 def test_calls_at_once_keep_to_a_budget_for_one(
     make: Callable[[], Any], offload_buffers: bool, call: Callable[..., Any]

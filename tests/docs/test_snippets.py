@@ -14,6 +14,7 @@ import pytest
 import torch
 from packaging.version import Version
 
+from tests.examples import alike
 from tests.ports import free_port
 from tests.preloaded import run, write_commands
 
@@ -21,7 +22,9 @@ from .small_llama import save_small_llama
 from .snippets import blocks, steps
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LONG = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("plan", "serve", "train")]
+"""Pages whose snippets take long: not all of these are run in every run."""
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*LONG}), *LONG]
 FIGURES = ROOT / "docs" / "figures"
 PINNED = re.search(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]  # type: ignore[index]
 LANGUAGES = {"python", "console", "text", "json", "yaml", "bash", "toml"}
@@ -71,7 +74,7 @@ def environment(page: str, folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("page", [page for page in PAGES if steps(page.read_text())], ids=name)
+@alike("page", [page for page in PAGES if steps(page.read_text())], first=-len(LONG), ids=name)
 def test_the_snippets_of_a_page_run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = page.read_text()
     todo = steps(text)

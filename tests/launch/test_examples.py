@@ -32,6 +32,7 @@ def output(name: str, processes: int, *arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_language_modelling_learns_the_same_on_one_process_and_two(tmp_path: Path) -> None:
     found = []
@@ -64,6 +65,7 @@ def test_the_tracked_run_leaves_events_and_a_policy(tmp_path: Path) -> None:
     assert list((tmp_path / "regression").glob("events*"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 def test_adapters_of_a_model_that_does_not_fit_are_trained(tmp_path: Path) -> None:

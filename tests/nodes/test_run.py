@@ -69,6 +69,7 @@ def test_a_killed_process_ends_requests_clearly_and_the_deployment_comes_back_wi
     assert not any(psutil.pid_exists(int((tmp_path / f"{rank}.pid").read_text())) for rank in range(3))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_without_restarts_a_killed_process_ends_all(folder: Path, tmp_path: Path) -> None:
     done = launched(folder, three_nodes(folder), tmp_path, "--kill", "2")

@@ -203,6 +203,8 @@ def test_the_command_is_installed(environment: Path) -> None:
     assert "serve" in subprocess.run(command, env=outside(), capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.long
+@pytest.mark.slow
 def test_the_installed_package_has_its_names_and_commands(environment: Path, used: Used, checkpoint: Path) -> None:
     """One test, as the process takes seconds to start: several could be run by workers that start one each."""
     found = used.found

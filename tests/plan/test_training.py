@@ -16,7 +16,7 @@ from bigmodel.dispatch import dispatch_model
 from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan import Plan, plan_training
 
-from ..examples import some
+from ..examples import alike
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -60,10 +60,7 @@ def bytes_kept(model: Any, optimizer: torch.optim.Optimizer) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("budget", "blocks"),
-    some([(1_050_000, 2), (10_000_000, 0), (1_900_000, 1)], first=2),
-)
+@alike(("budget", "blocks"), [(1_050_000, 2), (10_000_000, 0), (1_900_000, 1)], first=2)
 def test_the_accelerators_peak_is_the_planned_one_for_any_number_of_streamed_blocks(budget: int, blocks: int) -> None:
     plan = planned(budget)
     assert sum("layers" in part.name for part in plan.streamed) == blocks

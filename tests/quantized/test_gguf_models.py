@@ -17,12 +17,12 @@ from bigmodel.quantized.linear import QuantizedLinear
 from bigmodel.sources.gguf.header import read_gguf_header
 
 from ..accelerators import at
-from ..examples import some
+from ..examples import alike, some
 from .checkpoints import TOKENS
 from .gguf_files import FAMILIES, GEMMA2, GEMMA3, GPT_OSS, LLAMA, MIXTRAL, QWEN2, QWEN3, Family, gguf_file
 
 
-@pytest.mark.parametrize("kind", some(["Q4_0", "F16"], first=1))
+@alike("kind", ["Q4_0", "F16"], first=1)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.make.__name__)
 def test_a_model_computes_bit_for_bit_what_its_dequantised_self_does(family: Family, kind: str, tmp_path: Path) -> None:
     kind = "MXFP4" if family is GPT_OSS and kind == "Q4_0" else kind
@@ -90,7 +90,7 @@ def test_a_split_model_is_opened_by_its_folder_or_any_of_its_files(tmp_path: Pat
         from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("family", some([QWEN3, MIXTRAL, GPT_OSS], first=2), ids=lambda family: family.make.__name__)
+@alike("family", [QWEN3, MIXTRAL, GPT_OSS], first=2, ids=lambda family: family.make.__name__)
 @pytest.mark.slow
 def test_planned_bytes_are_those_of_the_header(family: Family, tmp_path: Path) -> None:
     gguf_file(tmp_path / "m.gguf", family, "MXFP4" if family is GPT_OSS else "Q8_0")

@@ -17,7 +17,7 @@ from bigmodel.dispatch import from_pretrained, get_plan, load_checkpoint_and_dis
 from bigmodel.plan import make_plan
 
 from ..accelerators import at, exact
-from ..examples import some
+from ..examples import alike, some
 from .checkpoints import TOKENS, deepseek_v3, gpt_oss, llama, mixtral, published, qwen3_moe
 from .twins import LINEAR, Twin, bnb4, fp8, mxfp4, packed
 
@@ -111,7 +111,7 @@ def test_a_model_on_meta_is_loaded_and_dispatched_with_stored_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("twin", some(LINEAR, first=9), ids=_name)
+@alike("twin", LINEAR, first=9, ids=_name)
 def test_planned_weights_are_the_stored_bytes(twin: Twin, tmp_path: Path) -> None:
     published(tmp_path / "q", twin)
     found = make_plan(tmp_path / "q", max_memory={"cpu": "1GB"}, context_length=0)

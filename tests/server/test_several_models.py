@@ -252,6 +252,7 @@ def test_a_model_that_comes_back_is_neither_profiled_nor_checked_again(
         assert not done
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_that_is_streamed_anyway_gets_what_another_one_leaves(
     folders: dict[str, str], needed: dict[str, int], tmp_path: Path
@@ -430,6 +431,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_until_it_can(
         assert text(complete(url, "b")) == texts["b"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_request_waits_so_long_and_no_longer_for_one_in_use(
     folders: dict[str, str], needed: dict[str, int], texts: dict[str, str]

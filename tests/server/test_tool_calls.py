@@ -13,6 +13,7 @@ import openai
 import pydantic
 import pytest
 
+from tests.examples import alike
 from tests.server.live import MODEL, serving
 from tests.server.scripted import scripted_app
 
@@ -302,7 +303,7 @@ def family() -> Iterator[Callable[[str], openai.OpenAI]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@alike("name", [*FAMILIES], first=2)
 def test_a_model_that_reasons_does_so_before_a_required_call(name: str, family: Callable[[str], openai.OpenAI]) -> None:
     client = family(name)
     for choice in ("required", NAMED):

@@ -18,7 +18,7 @@ from bigmodel.sources.headers import TensorEntry
 from tests.checkpoint.helpers import Tied, assert_same, same_bits
 from tests.checkpoint.transformers_models import MIXTURES, MODELS, model_class, saved
 
-from ..examples import some
+from ..examples import alike
 
 
 class Model:
@@ -134,7 +134,7 @@ def conversion_of(model: torch.nn.Module, folder: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device_map", some([{"": "disk"}, None, {"": "cpu"}], first=2), ids=str)
+@alike("device_map", [{"": "disk"}, None, {"": "cpu"}], first=2, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_loads_as_from_pretrained_loads_it(
     name: str, device_map: dict[str, str] | None, tmp_path: Path

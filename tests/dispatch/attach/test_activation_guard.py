@@ -26,7 +26,7 @@ from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan import Plan
 
 from ...accelerators import exact, held
-from ...examples import some
+from ...examples import alike
 from ..guarded import guard
 
 pytestmark = [pytest.mark.usefixtures("every_accelerator"), exact]
@@ -460,7 +460,7 @@ class ByValue(GPT2LMHeadModel):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("budget", "host"), some([("1MB", "1GB"), (150_000, 40_000), (150_000, "1GB")], first=2))
+@alike(("budget", "host"), [("1MB", "1GB"), (150_000, 40_000), (150_000, "1GB")], first=2)
 def test_a_checkpoint_is_loaded_guarded_and_generates(
     budget: int | str, host: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

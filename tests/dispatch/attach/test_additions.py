@@ -15,7 +15,7 @@ from bigmodel.dispatch.attach.additions import Additions
 from bigmodel.dispatch.weights.block import HostTensor
 
 from ...accelerators import at, exact
-from ...examples import some
+from ...examples import alike
 from ..models import ids, llama, stack
 from ..streaming.test_gradients import assert_same, gradients
 
@@ -115,7 +115,7 @@ def test_they_stay_plain_where_the_model_is_undispatched_and_become_part_of_bloc
 
 
 @pytest.mark.slow  # imports peft
-@pytest.mark.parametrize("rest", some(["cpu", 0], first=1))
+@alike("rest", ["cpu", 0], first=1)
 def test_adapters_of_peft(rest: object) -> None:
     peft = pytest.importorskip("peft")
 

@@ -16,7 +16,7 @@ from bigmodel.dispatch.attach.decoding import METHOD
 from bigmodel.plan import plan
 from bigmodel.profile import profile_model
 
-from ...examples import some
+from ...examples import alike
 from ..models import llama
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -82,7 +82,7 @@ def lengths(model: Any) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", some([0.7, 1.0], first=1))
+@alike("share", [0.7, 1.0], first=1)
 def test_generate_runs_prompts_in_the_chunks_of_the_plan_and_keeps_to_its_bytes(share: float) -> None:
     profile = profile_model(text_model(), device_type="virtual", **SHAPES)
     total = plan(profile, {0: 10**9, "cpu": 10**9}).devices[0].total

@@ -26,7 +26,7 @@ from bigmodel.plan.memory.host_kv import rows_on_disk
 from bigmodel.profile import Profile, profile_model
 from bigmodel.verify.planned_use import planned_use
 
-from ...examples import some
+from ...examples import alike
 from ..models import llama
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -78,10 +78,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names",
-    some([{"model.layers.0", "model.layers.3"}, None, {"model.layers.1"}], first=2),
-)
+@alike("names", [{"model.layers.0", "model.layers.3"}, None, {"model.layers.1"}], first=2)
 def test_tokens_logits_and_cache_are_those_of_a_cache_on_the_device(names: set[str] | None) -> None:
     found = generated(dispatch_model(model(), with_kv_on_host(names)))
     kinds = [isinstance(layer, HostKVLayer) for layer in found.past_key_values.layers]
@@ -139,7 +136,7 @@ def test_undispatching_leaves_no_hook() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", some([450_000, 460_000], first=1))
+@alike("budget", [450_000, 460_000], first=1)
 def test_the_peak_is_the_planned_one_and_within_the_budget(budget: int) -> None:
     found = plan(profile(), {0: budget, "cpu": 10**9})
     assert found.kv_on_host
@@ -197,7 +194,7 @@ def space_of(found: nn.Module) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_ram", some([14, 3, 40], first=2))
+@alike("in_ram", [14, 3, 40], first=2)
 def test_older_keys_and_values_on_disk_change_no_bit(tmp_path: Path, in_ram: int) -> None:
     found = on_disk(tmp_path, in_ram)
     got = generated(found)
@@ -215,9 +212,10 @@ def test_beams_of_older_tokens_on_disk_are_reordered_as_on_the_device(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     "change",
-    some([lambda past: past.crop(-14), copy.deepcopy, lambda past: past.reset(), lambda past: past.crop(-5)], first=3),
+    [lambda past: past.crop(-14), copy.deepcopy, lambda past: past.reset(), lambda past: past.crop(-5)],
+    first=3,
 )
 def test_a_cache_with_older_tokens_on_disk_may_be_changed_between_calls(tmp_path: Path, change: Any) -> None:
     found = continued(on_disk(tmp_path, in_ram=8), DynamicCache(), change)

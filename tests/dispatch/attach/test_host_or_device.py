@@ -34,7 +34,7 @@ from bigmodel.dispatch.placement.resolve import resolve_given
 from bigmodel.plan import plan
 from bigmodel.profile import profile_model
 
-from ...examples import some
+from ...examples import alike
 from ...plan.machines import machine
 from ..interrupting import interrupted_at
 from ..models import llama
@@ -115,9 +115,10 @@ def generated(model: Any, **options: Any) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     ("make", "cache"),
-    some([(plain_llama, "static"), (mixtral, None), (gemma, "static"), (gemma, None), (mixtral, "static")], first=3),
+    [(plain_llama, "static"), (mixtral, None), (gemma, "static"), (gemma, None), (mixtral, "static")],
+    first=3,
 )
 def test_a_text_is_the_one_of_the_whole_model(make: Any, cache: str | None) -> None:
     model = make()

@@ -15,7 +15,7 @@ from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import DispatchError, PlanError
 from tests.server.tiny import tiny_model
 
-from ...examples import some
+from ...examples import alike
 
 pytestmark = [pytest.mark.virtual_only("several accelerators"), pytest.mark.usefixtures("accelerators")]
 
@@ -55,7 +55,7 @@ def in_flight(model: Any) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", some([3, 6, 1], first=2))
+@alike("size", [3, 6, 1], first=2)
 def test_each_row_has_the_bits_of_its_micro_batch_alone(size: int) -> None:
     model = in_stages(size)
     with torch.no_grad():
@@ -66,9 +66,10 @@ def test_each_row_has_the_bits_of_its_micro_batch_alone(size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     ("devices", "seed"),
-    some([((0, 1, 0, 1), None), ((0, 1, 2, 3), 1), ((1, 1, 0, 0), None)], first=2),
+    [((0, 1, 0, 1), None), ((0, 1, 2, 3), 1), ((1, 1, 0, 0), None)],
+    first=2,
     ids=lambda each: {None: "late", 1: "at random"}.get(each) or str(each),
 )
 def test_however_late_work_is_done(devices: tuple[int, ...], seed: int | None) -> None:

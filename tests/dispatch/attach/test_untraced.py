@@ -65,6 +65,7 @@ def test_traced_code_gives_the_same_bits_and_breaks_at_most_once_for_each_stream
     assert counters["stats"]["calls_captured"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_blocks_streamed_to_an_accelerator_are_traced_with_the_same_bits(
     streamed_to_accelerator: LlamaForCausalLM,

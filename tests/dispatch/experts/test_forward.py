@@ -19,7 +19,7 @@ from bigmodel.limits import MOST_GROUPS
 from tests.preloaded import run
 
 from ...accelerators import at, two
-from ...examples import some
+from ...examples import alike, some
 from ..mixtures import EXPERT_BYTES, LAYERS, MIXTURES, chosen_by, deepseek_v3, experts_of, mixtral, qwen2_moe, tokens
 
 IMPLEMENTATIONS = ["grouped_mm", "batched_mm", "eager"]
@@ -157,10 +157,7 @@ def test_changed_and_replaced_weights_are_seen_by_the_next_forward() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("implementation", "slots"),
-    some([("batched_mm", 3), ("eager", 16), ("grouped_mm", 1)], first=2),
-)
+@alike(("implementation", "slots"), [("batched_mm", 3), ("eager", 16), ("grouped_mm", 1)], first=2)
 def test_threads_share_the_cache(implementation: str, slots: int) -> None:
     expected = resident(mixtral, implementation)
     inputs = [(tokens(count) + count) % 64 for count in (1, 2, 5, 9)]

@@ -9,7 +9,7 @@ import pytest
 
 from bigmodel.dispatch.experts.policy import ExpertPolicy
 
-from ...examples import some
+from ...examples import alike
 
 LAYERS, EXPERTS, PER_TOKEN = 8, 32, 4
 Key = tuple[int, int]
@@ -78,10 +78,8 @@ def hits_of_foresight(visits: Trace, room: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", some([64, 16, 128], first=2))
-@pytest.mark.parametrize(
-    ("skew", "repeats"), some([(0.0, 0.0), (0.8, 0.3), (1.2, 0.5), (0.0, 0.3), (0.8, 0.0)], first=3)
-)
+@alike("room", [64, 16, 128], first=2)
+@alike(("skew", "repeats"), [(0.0, 0.0), (0.8, 0.3), (1.2, 0.5), (0.0, 0.3), (0.8, 0.0)], first=3)
 def test_hits_are_at_least_those_of_least_recently_used_and_at_most_those_of_foresight(
     skew: float, repeats: float, room: int
 ) -> None:

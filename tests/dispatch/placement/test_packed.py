@@ -21,7 +21,7 @@ from bigmodel.profile import profile_source
 from bigmodel.profile.machine.machine import Curve, nominal_machine
 
 from ...accelerators import at
-from ...examples import some
+from ...examples import alike
 from ...plan.machines import machine
 from ...quantized.checkpoints import TOKENS, llama, published, qwen3_moe
 from ...quantized.twins import Twin, fp8, packed, plain
@@ -51,7 +51,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-def alike(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool((found - expected).abs().max() <= ROUNDINGS * expected.abs().max())
 
 
@@ -67,12 +67,12 @@ def in_memory(model: Any) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("twin", some([packed(), plain("int8")], first=1), ids=lambda twin: twin.name)
+@alike("twin", [packed(), plain("int8")], first=1, ids=lambda twin: twin.name)
 def test_outputs_are_near_the_exact_ones_and_the_plan_counts_what_lies_in_memory(twin: Twin, tmp_path: Path) -> None:
     expected = logits(published(tmp_path / "q", twin, num_hidden_layers=3))
     model = from_pretrained(tmp_path / "q", max_memory={"cpu": "1GiB"}, **PACKED)
     found = logits(model)
-    assert alike(found, expected)
+    assert agree(found, expected)
     assert not torch.equal(found, expected)
     plan = get_plan(model)
     assert plan is not None
@@ -144,7 +144,7 @@ def test_beside_an_accelerator_what_the_host_computes_from_ram_is_packed(whole: 
     packed_layers = dispatched(model).packed  # type: ignore[union-attr]
     assert len(packed_layers) == 7
     assert all(name.startswith("model.layers.1.") for name in packed_layers)
-    assert alike(logits(model), logits(whole[1]))
+    assert agree(logits(model), logits(whole[1]))
 
 
 def test_stored_tensors_that_no_file_has_are_counted_beside_the_packed_weights(folder: Path) -> None:
@@ -237,4 +237,4 @@ def test_experts_are_restored_beside_packed_layers(tmp_path: Path) -> None:
         "v_proj",
         "o_proj",
     }
-    assert alike(logits(model), expected)
+    assert agree(logits(model), expected)

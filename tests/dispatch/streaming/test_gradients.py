@@ -26,7 +26,7 @@ from bigmodel.errors import DispatchError
 from tests.marks import pairwise
 
 from ...accelerators import at, exact, held
-from ...examples import some
+from ...examples import alike, some
 from ..interrupting import Interrupt, interrupted_at
 from ..models import Block, ids, llama, stack
 
@@ -138,11 +138,7 @@ def language_gradients(model: nn.Module, dtype: torch.dtype | None) -> dict[str,
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
-@pytest.mark.parametrize(
-    ("dtype", "checkpointed"),
-    some([(torch.float16, True), (torch.bfloat16, False), (None, True)], first=2),
-    ids=str,
-)
+@alike(("dtype", "checkpointed"), [(torch.float16, True), (torch.bfloat16, False), (None, True)], first=2, ids=str)
 def test_autocast_and_checkpointing_hold_in_the_second_computation(dtype: torch.dtype, checkpointed: bool) -> None:
     def build() -> nn.Module:
         model = llama().train()
@@ -182,7 +178,7 @@ def test_a_reentrant_checkpoint_within_a_streamed_block_is_refused_with_what_to_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernels", some(["fused", "foreach", "single"], first=2))
+@alike("kernels", ["fused", "foreach", "single"], first=2)
 def test_an_optimizer_step_on_the_host_weights_is_seen_by_the_next_forward(kernels: str) -> None:
     """Fused kernels increase no version counter of what they write to."""
     streamed = dispatch_model(stack().train(), {"": "cpu"}, main_device=at(0))

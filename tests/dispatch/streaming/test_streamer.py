@@ -10,10 +10,9 @@ import torch
 from bigmodel.dispatch.streaming.streamer import Streamer
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.errors import DispatchError
-from tests.examples import every
+from tests.examples import alike, every
 
 from ...accelerators import at, held
-from ...examples import some
 from ..interrupting import interrupted_at
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
@@ -162,7 +161,7 @@ def test_an_error_in_a_prefetched_block_is_raised_by_that_block_alone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", some([2, 1], first=1))
+@alike("slots", [2, 1], first=1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupts in finalizers
 def test_an_interrupt_at_any_moment_leaves_everything_as_it_was(slots: int) -> None:
     made, registries = blocks(3)

@@ -17,6 +17,7 @@ from bigmodel.dispatch.streaming.unplanned_calls import UnplannedCalls, of_part,
 from bigmodel.errors import BudgetError
 from bigmodel.limits import PLANNED_SHARE
 from bigmodel.plan import Plan
+from tests.examples import alike
 
 from ...accelerators import at, exact
 from ..models import llama
@@ -173,7 +174,7 @@ ODD = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
 @exact
-@pytest.mark.parametrize("name", ODD)
+@alike("name", [*ODD][::-1], first=5)
 def test_odd_calls_keep_to_the_budget_or_end_in_one_error(name: str) -> None:
     model = llama().eval()
     whole = make_plan(model, {0: "1GB", "cpu": "1GB"}, context_length=64).devices[0]

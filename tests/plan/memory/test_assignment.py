@@ -29,7 +29,7 @@ from bigmodel.profile.trace.generation import keeps_mask
 from bigmodel.verify.planned_use import planned_use
 
 from ...dispatch.mixtures import LAYERS, deepseek_v3, mixtral
-from ...examples import some
+from ...examples import alike
 from ...profile.models import Stack, on_meta, tiny_llama
 from ..machines import machine
 
@@ -149,7 +149,7 @@ def test_usage_over_a_budget_is_reported_in_bytes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", some([2, 0], first=1))
+@alike("kept", [2, 0], first=1)
 def test_the_accelerators_peak_is_predicted_beside_blocks_that_the_host_computes(kept: int) -> None:
     """Blocks pass what they return from one to the next on the host; only rows of tables and logits come back."""
     from transformers import LlamaForCausalLM

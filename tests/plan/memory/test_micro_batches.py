@@ -15,7 +15,7 @@ from bigmodel.plan.memory.micro_batches import in_flight
 from tests.marks import pairwise
 from tests.server.tiny import tiny_model
 
-from ...examples import some
+from ...examples import alike
 
 pytestmark = [pytest.mark.virtual_only("several accelerators"), pytest.mark.usefixtures("accelerators")]
 
@@ -50,7 +50,7 @@ def test_there_is_one_more_than_there_are_accelerators() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "count", "late"), some(pairwise([1, 3], [2, 4], [False, True])[::-1], first=2))
+@alike(("size", "count", "late"), pairwise([1, 3], [2, 4], [False, True])[::-1], first=2)
 def test_peaks_stay_within_the_plan(size: int, count: int, late: bool) -> None:
     virtual.enable(count, strict=late, late_compute=late)
     made = planned(size, count)
@@ -74,7 +74,7 @@ def test_several_large_ones_take_more_than_the_batch_whole() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", some([4, 1], first=1))
+@alike("size", [4, 1], first=1)
 def test_what_allocators_reserve_stays_within_the_plan(size: int) -> None:
     virtual.enable(2, caching=virtual.Caching(workspace=4 << 20), strict=True)
     made = planned(size, 2, 2**28)

@@ -13,7 +13,7 @@ from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_
 from bigmodel.profile import profile_model
 from bigmodel.profile.trace.inputs import padding_mask
 
-from ...examples import some
+from ...examples import alike
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -44,26 +44,24 @@ def predicted_and_measured(**settings: Any) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     "settings",
-    some(
-        [
-            {"do_sample": False, "no_repeat_ngram_size": 3},
-            {"do_sample": True, "temperature": 0.6, "top_k": 50, "top_p": 0.9},
-            {"do_sample": True, "top_k": 0, "min_p": 0.1},
-            {"do_sample": False, "suppress_tokens": [3, 4]},
-            {"do_sample": False},
-            {"do_sample": True},
-        ],
-        first=3,
-    ),
+    [
+        {"do_sample": False, "no_repeat_ngram_size": 3},
+        {"do_sample": True, "temperature": 0.6, "top_k": 50, "top_p": 0.9},
+        {"do_sample": True, "top_k": 0, "min_p": 0.1},
+        {"do_sample": False, "suppress_tokens": [3, 4]},
+        {"do_sample": False},
+        {"do_sample": True},
+    ],
+    first=3,
 )
 def test_the_peak_of_generating_is_predicted_to_the_byte(settings: dict[str, Any]) -> None:
     predicted, measured = predicted_and_measured(**settings)
     assert measured == predicted
 
 
-@pytest.mark.parametrize("settings", some([{"num_beams": 2, "do_sample": True}, {"num_beams": 3}], first=1))
+@alike("settings", [{"num_beams": 2, "do_sample": True}, {"num_beams": 3}], first=1)
 @pytest.mark.slow
 def test_beams_are_planned_as_texts_of_their_own(settings: dict[str, Any]) -> None:
     predicted, measured = predicted_and_measured(**{"do_sample": False, **settings})

@@ -8,7 +8,7 @@ from tests.zoo.placements import DTYPES, Subject
 from tests.zoo.test_architectures import architectures
 from tests.zoo.tiny import tiny
 
-from ...examples import some
+from ...examples import alike
 
 pytestmark = [pytest.mark.usefixtures("accelerators"), pytest.mark.slow]
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.usefixtures("accelerators"), pytest.mark.slow]
 PLACEMENTS = ("two accelerators", "auto")
 
 
-@pytest.mark.parametrize("name", some(["musicgen_melody", "musicgen"], first=1))
+@alike("name", ["musicgen", "musicgen_melody"], first=1)
 def test_their_generation_is_planned_from_the_text_to_the_sound(name: str) -> None:
     """One profile and one generation that is not dispatched, for all placements."""
     subject = Subject(tiny(name, architectures()[name], DTYPES["float32"]))

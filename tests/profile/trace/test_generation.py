@@ -22,7 +22,7 @@ from bigmodel.profile.trace.recorder import Recorder
 from bigmodel.profile.trace.session import Session
 from bigmodel.profile.trace.workload import Workload
 
-from ...examples import some
+from ...examples import alike, some
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -139,7 +139,7 @@ def planned(model: Any, share: float, **shapes: Any) -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", some(["llama", "gemma2"], first=1))
+@alike("family", ["llama", "gemma2"], first=1)
 @pytest.mark.filterwarnings("ignore:You are calling .generate")
 def test_the_peak_of_a_streamed_model_is_predicted_to_the_byte(family: str) -> None:
     from bigmodel.dispatch import dispatch_model
@@ -194,7 +194,7 @@ def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "apart"), some([("gpt2", 2), ("llama", 1), ("gpt2", 1), ("llama", 3)], first=2))
+@alike(("family", "apart"), [("gpt2", 2), ("llama", 1), ("gpt2", 1), ("llama", 3)], first=2)
 def test_peaks_of_two_accelerators_are_predicted_to_the_byte(family: str, apart: int) -> None:
     """GPT-2 adds positions to words, each of which may lie elsewhere; scores come back to where the inputs are."""
     from bigmodel.dispatch import dispatch_model
@@ -313,9 +313,10 @@ def test_keeps_mask_does_not_change_the_random_state() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     ("family", "chunk", "exact"),
-    some([("llama", 23, True), ("gpt2", 16, True), ("llama", 16, True), ("gemma2", 16, False)], first=2),
+    [("llama", 23, True), ("gpt2", 16, True), ("llama", 16, True), ("gemma2", 16, False)],
+    first=2,
 )
 def test_a_prompt_in_chunks_takes_what_its_last_full_one_does(family: str, chunk: int, exact: bool) -> None:
     """The cache of a sliding window keeps what each forward leaves, a little less than is planned."""

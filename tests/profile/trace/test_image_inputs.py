@@ -13,7 +13,7 @@ import transformers as t
 from bigmodel.profile import profile_model
 from bigmodel.profile.trace.image_inputs import image_inputs, image_shape
 
-from ...examples import some
+from ...examples import alike
 from ..models import on_meta
 
 
@@ -79,7 +79,7 @@ def fuyu() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", some([llava_next, instructblip, fuyu, smolvlm, blip2], first=3))
+@alike("make", [llava_next, instructblip, fuyu, smolvlm, blip2], first=3)
 def test_the_memory_of_an_image_is_known(make: Callable[[], Any]) -> None:
     profile = profile_model(make(), context_length=64, new_tokens=2)
     assert profile.phases

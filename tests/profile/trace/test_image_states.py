@@ -14,7 +14,7 @@ from bigmodel.profile import profile_model
 from bigmodel.profile.trace.image_states import inputs_of_step, mask_of_images
 from bigmodel.profile.trace.workload import Workload
 
-from ...examples import some
+from ...examples import alike
 
 DEVICE = "virtual:0"
 BATCH, PROMPT, NEW, IMAGES = 2, 12, 4, 1
@@ -35,7 +35,7 @@ def idefics(use_resampler: bool) -> Any:
 
 
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("use_resampler", some([True, False], first=1))
+@alike("use_resampler", [True, False], first=1)
 @pytest.mark.slow
 def test_the_peak_of_generating_is_planned_to_the_byte(use_resampler: bool) -> None:
     torch.manual_seed(0)

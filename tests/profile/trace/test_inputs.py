@@ -15,7 +15,7 @@ from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_
 from bigmodel.errors import PlanError
 from bigmodel.profile import profile_model
 from bigmodel.profile.trace.inputs import padding_mask, padding_of, parse_inputs, plain_token
-from tests.examples import some
+from tests.examples import alike
 
 from ..models import Flat
 
@@ -160,10 +160,8 @@ def peak(model: Any, mask: torch.Tensor, new_tokens: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("batch_size", some([2, 1], first=1))
-@pytest.mark.parametrize(
-    "family", some(["grouped", "mistral", "gpt2", "bert", "llama", "gemma", "t5", "mamba"], first=4)
-)
+@alike("batch_size", [2, 1], first=1)
+@alike("family", ["grouped", "mistral", "gpt2", "bert", "llama", "gemma", "t5", "mamba"], first=4)
 def test_sequences_are_planned_at_what_they_take_with_or_without_padding(family: str, batch_size: int) -> None:
     """Kernels of grouped heads take more without a mask, most others with one; layers with a sliding window have
     a mask in any case, Mamba's steps none."""

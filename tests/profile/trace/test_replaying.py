@@ -18,7 +18,7 @@ from bigmodel.profile.trace.dry_run import Phase, dry_run
 from bigmodel.profile.trace.generation import keeps_mask
 from bigmodel.profile.trace.replaying import CachedLayer, is_cache
 
-from ...examples import some
+from ...examples import alike
 from ..models import tiny_llama
 
 CPU = torch.device("cpu")
@@ -303,10 +303,11 @@ def gpt_oss() -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     ("make", "device"),
-    some([(deepseek, "virtual"), (gpt_oss, "cpu"), (gpt_oss, "virtual")], first=2),
-    ids=some(["deepseek-virtual", "gpt-oss-cpu", "gpt-oss-virtual"], first=2),
+    [(deepseek, "virtual"), (gpt_oss, "cpu"), (gpt_oss, "virtual")],
+    first=2,
+    ids=["deepseek-virtual", "gpt-oss-cpu", "gpt-oss-virtual"],
 )
 def test_models_that_generate_have_the_same_traces(make: Any, device: str) -> None:
     model = make()

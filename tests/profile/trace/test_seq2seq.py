@@ -12,7 +12,7 @@ from bigmodel.profile import profile_model
 from bigmodel.profile.trace.ledger import replay
 from bigmodel.profile.trace.trace import Trace
 
-from ...examples import some
+from ...examples import alike
 from .test_generation import DEVICE, peak_of_generating
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -31,7 +31,7 @@ def bart() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch_size", "source", "new_tokens"), some([(2, 60, 4), (1, 39, 1)], first=1))
+@alike(("batch_size", "source", "new_tokens"), [(2, 60, 4), (1, 39, 1)], first=1)
 def test_the_peak_of_an_encoder_decoder_is_predicted_to_the_byte(batch_size: int, source: int, new_tokens: int) -> None:
     model = bart()
     profile = profile_model(

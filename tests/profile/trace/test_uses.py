@@ -16,7 +16,7 @@ from bigmodel.profile.trace.dry_run import dry_run
 from bigmodel.profile.trace.workload import Workload
 from tests.zoo.families import OTHERS
 
-from ...examples import some
+from ...examples import alike
 from ..models import Flat, on_meta, tiny_llama
 
 
@@ -78,7 +78,7 @@ def test_classifiers_that_look_for_the_end_of_a_text_are_given_one(family: str) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("family", some([*CLASSIFIERS], first=1))
+@alike("family", [*CLASSIFIERS], first=1)
 def test_classifiers_of_texts_take_what_is_planned(family: str) -> None:
     kind, config = CLASSIFIERS[family]
     config.decoder_start_token_id = 0

@@ -23,6 +23,7 @@ from bigmodel.server.engine import Done, Engine, EngineOptions, Failed, build_en
 from bigmodel.server.http.status import devices
 from bigmodel.server.loading import PlannedModel, load
 from bigmodel.server.models.running import RunningModel
+from tests.examples import alike
 from tests.server.tiny import Collector, ask, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.usefixtures("accelerators"), pytest.mark.slow]
@@ -126,13 +127,7 @@ def test_memory_of_each_tier_is_shown(folder: Path, tmp_path: Path) -> None:
     assert shown["disk"]["kv_used"] == 0
 
 
-@pytest.mark.parametrize(
-    ("operation", "why"),
-    [
-        ("written", os.strerror(errno.ENOSPC)),
-        ("read", os.strerror(errno.EIO)),
-    ],
-)
+@alike(("operation", "why"), [("read", os.strerror(errno.EIO)), ("written", os.strerror(errno.ENOSPC))], first=1)
 def test_a_disk_that_fails_ends_the_requests_that_need_it_with_one_line(
     operation: str,
     why: str,

@@ -15,7 +15,7 @@ from bigmodel.server import Loaded
 from bigmodel.server.engine import Done, Engine, EngineOptions, Failed, build_engine
 from bigmodel.server.engine.budget import planned_chunk
 from bigmodel.server.loading import load
-from tests.examples import some
+from tests.examples import alike
 from tests.server.tiny import Collector, make_request, tiny_model, tiny_tokenizer
 
 from .test_engine import everything
@@ -27,7 +27,7 @@ SHARES = (1.0, 0.8, 0.5)
 """Parts of the planned keys and values that the accelerator has memory for, beside all else."""
 
 
-@pytest.mark.parametrize("number", some([2, 0, 1], first=1))
+@alike("number", [2, 0, 1], first=1)
 def test_random_requests_under_a_tight_budget(number: int, tmp_path: Path) -> None:
     draw = random.Random(number)
     model, there, kept = (tmp_path / name for name in ("model", "offloaded", "prefixes"))

@@ -27,6 +27,7 @@ pytest.importorskip("xgrammar", reason="xgrammar is not installed: pip install b
 
 from bigmodel.server.engine.sampling.expressions import json_text
 from bigmodel.server.engine.sampling.grammar import GrammarCompiler, GrammarError
+from tests.examples import alike
 
 
 @cache
@@ -153,7 +154,7 @@ def test_a_worker_has_a_group_of_its_own_in_the_session_where_its_niceness_count
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("starved", [False, True])
+@alike("starved", [False, True], first=1)
 def test_a_child_leaves_processors_to_others_and_ends_with_the_server(own: GrammarCompiler, starved: bool) -> None:
     process, pipe = process_of(own), own._worker._pipe
     assert pipe is not None

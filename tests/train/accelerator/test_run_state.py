@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from bigmodel.train import Accelerator, DataLoaderConfiguration
 from bigmodel.train.accelerator.run_state import read_run_state, write_run_state
+from tests.examples import alike
 from tests.train.accelerator.models import Run
 from tests.train.killed import kill_during_save
 from tests.train.multiprocess import fresh_states
@@ -29,7 +30,7 @@ def check_killed(folder: Path, automatic: bool, seeds: range) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("automatic", [False, True], ids=["one folder", "numbered folders"])
+@alike("automatic", [False, True], first=1, ids=["one folder", "numbered folders"])
 def test_killing_a_process_while_it_saves_leaves_the_last_good_checkpoint(tmp_path: Path, automatic: bool) -> None:
     check_killed(tmp_path, automatic, range(100, 103))
 

@@ -207,6 +207,7 @@ if end is not None:
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_thread_that_is_not_done_does_not_abort_the_process() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}

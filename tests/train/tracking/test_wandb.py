@@ -13,6 +13,7 @@ from bigmodel.train import Accelerator
 pytestmark = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_offline_run_holds_what_was_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")

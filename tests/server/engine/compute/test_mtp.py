@@ -258,6 +258,7 @@ def restored(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_head_that_is_stored_in_fp8_proposes_as_its_restored_weights_do(tmp_path: Path) -> None:
     save_with_head(tmp_path / "fp8", "deepseek_v3")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from tests.examples import alike
 from tests.train.multiprocess import run_on_ranks
 from tests.train.strategies.conftest import DEEPSPEED, TOLERANCE
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["zero_0", "zero_1", "zero_2_offload", "zero_3", "zero_3_offload"])
+@alike("name", ["zero_3", "zero_1", "zero_0", "zero_2_offload", "zero_3_offload"], first=2)
 def test_the_curve_is_that_of_one_process(name: str, check_curve: Callable[[str], None]) -> None:
     check_curve(name)
 

@@ -10,6 +10,7 @@ from torch import nn
 from bigmodel.errors import TrainError
 from bigmodel.train.strategies.sharded.fsdp import ignored_parameters, units_of
 from bigmodel.train.strategies.sharded.fsdp_plugin import FullyShardedDataParallelPlugin as Plugin
+from tests.examples import alike
 
 from ..curve import Block, Model
 
@@ -83,6 +84,6 @@ def test_modules_are_ignored_by_pattern_or_by_object() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fsdp", "fsdp_hybrid", "fsdp_one_file"])
+@alike("name", ["fsdp", "fsdp_hybrid", "fsdp_one_file"], first=1)
 def test_the_curve_is_that_of_one_process(name: str, check_curve: Callable[[str], None]) -> None:
     check_curve(name)

@@ -15,6 +15,7 @@ from bigmodel.errors import TrainError
 from bigmodel.train.strategies.sharded import tensor_parallel as tensor_plan
 from bigmodel.train.strategies.sharded.tensor_parallel import model_plan, parallelize
 from tests.dispatch.models import llama
+from tests.examples import alike
 from tests.shared import Once
 from tests.train.multiprocess import run_on_ranks
 
@@ -96,7 +97,7 @@ def expected(once: Once) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4], ids=["tensor_parallel", "beside_fsdp"])
+@alike("processes", [2, 4], first=1, ids=["tensor_parallel", "beside_fsdp"])
 def test_losses_and_gradient_norms_are_those_of_one_process(
     tmp_path: Path, processes: int, expected: dict[str, Any]
 ) -> None:
