@@ -244,7 +244,7 @@ _is_inside: dict[str, bool] = {}
 
 def _place() -> Place | None:
     """Return where the running operation was called: the innermost frame outside torch and this package."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(4)  # the three callers before it are of this package
     while frame is not None:
         code = frame.f_code
         inside = _is_inside.get(code.co_filename)

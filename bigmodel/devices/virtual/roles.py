@@ -32,6 +32,11 @@ class Roles(NamedTuple):
     names: frozenset[str]
     reads: bool
 
+    @property
+    def only_reads(self) -> bool:
+        """Whether it reads all of them and writes to none."""
+        return self.reads and not (self.positions or self.names)
+
 
 @cache
 def roles_of(func: OpOverload) -> Roles | None:
