@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -67,7 +67,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
                 yield each
 
 
-def rows_read(func: OpOverload, args: tuple[Any, ...]) -> list[int] | None:
+def rows_read(func: OpOverload, args: Sequence[Any]) -> list[int] | None:
     """Return the rows of its gathered argument that an operation reads; None: all of them.
 
     Args:

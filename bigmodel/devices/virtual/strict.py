@@ -35,6 +35,8 @@ def launch(
 ) -> Access | None:
     """Check the accesses of an operation that is about to run on the current stream of device `index`.
 
+    The detector's lock is held, by whoever queues the operation under the same hold.
+
     Args:
         traits: What is known of the operation.
         args: Its arguments.
@@ -52,30 +54,29 @@ def launch(
     roles = traits.roles
     if index is None or roles is None:
         return None
-    with detector.lock:
-        stream = current_stream(index)
-        gathered = traits.gathered
-        if (gathered is not None or not is_compute_late()) and stream.has_delayed():
-            stream.catch_up()
-        reads: list[Range] = []
-        writes: list[Range] = []
-        if traits.only_reads:
-            for tensor in tensors.values():
-                _add_range(tensor, reads)
-            return detector.launch(stream, traits.func, reads)
-        for position, value in enumerate(args):
-            if position in roles.positions:
-                _add_ranges(value, writes)
-            elif position == gathered:
-                _add_rows(value, rows_read(traits.func, held), reads)
-            elif roles.reads:
-                _add_ranges(value, reads)
-        for name, value in kwargs.items():
-            if name in roles.names:
-                _add_ranges(value, writes)
-            elif roles.reads:
-                _add_ranges(value, reads)
-        return detector.launch(stream, traits.func, reads, writes)
+    stream = current_stream(index)
+    gathered = traits.gathered
+    if (gathered is not None or not is_compute_late()) and stream.has_delayed():
+        stream.catch_up()
+    reads: list[Range] = []
+    writes: list[Range] = []
+    if traits.only_reads:
+        for tensor in tensors.values():
+            _add_range(tensor, reads)
+        return detector.launch(stream, traits.func, reads)
+    for position, value in enumerate(args):
+        if position in roles.positions:
+            _add_ranges(value, writes)
+        elif position == gathered:
+            _add_rows(value, rows_read(traits.func, held), reads)
+        elif roles.reads:
+            _add_ranges(value, reads)
+    for name, value in kwargs.items():
+        if name in roles.names:
+            _add_ranges(value, writes)
+        elif roles.reads:
+            _add_ranges(value, reads)
+    return detector.launch(stream, traits.func, reads, writes)
 
 
 def copy_to_device(

@@ -24,7 +24,7 @@ from .clock import ComputeClock, sleep_until
 from .link import VirtualLink
 from .pinned import pinned_memory
 from .postponing import GuardedHook, postponed
-from .races import Access
+from .races import Access, detector
 from .roles import tensors_in
 from .streams import TYPE
 from .traits import Traits, traits_of
@@ -115,9 +115,9 @@ class VirtualTensor(torch.Tensor):
         if allocation is None and not traced.is_traced(held):
             allocation = board.arena(index).claim(held)
         keep_backward_in_this_thread(index)
-        if held.is_complex():
-            _Operation.may_be_complex = True
         metadata = size, strides, dtype = held.size(), held.stride(), held.dtype
+        if dtype.is_complex:
+            _Operation.may_be_complex = True
         # By position, since keywords take PyTorch twice the time.
         wrapper: VirtualTensor = torch.Tensor._make_wrapper_subclass(
             cls, size, strides, held.storage_offset(), dtype=dtype, device=_device(index)
@@ -336,12 +336,12 @@ class _Operation:
             sleep_until(streams.current_stream(index).ready)
         if not board.strict or not (traits.touches or self.is_complex):
             return self.compute()
-        launched = strict.launch(traits, self.args, self.kwargs, self.held_args, self.wrappers, index)
-        if not late.is_late(index):
-            return self.compute()
-        if board.arena(index).strict and not (traits.host_outputs or traits.sets or self.is_complex):
-            return self.queue(launched)
-        streams.current_stream(index).catch_up()
+        with detector.lock:
+            launched = strict.launch(traits, self.args, self.kwargs, self.held_args, self.wrappers, index)
+            if late.is_late(index):
+                if board.arena(index).strict and not (traits.host_outputs or traits.sets or self.is_complex):
+                    return self.queue(launched)
+                streams.current_stream(index).catch_up()
         return self.compute()
 
     def compute(self) -> Any:
@@ -352,7 +352,7 @@ class _Operation:
         return self.traits.kernel(*self.held_args, **self.held_kwargs)
 
     def queue(self, launched: Access | None, index: int | None = None) -> Any:
-        """Queue it, as `launched`, on the stream of device `index`; None: of its own."""
+        """Queue it, as `launched`, on the stream of device `index`; None: of its own. The detector's lock is held."""
         index = self.index if index is None else index
         assert index is not None
         return late.queue(
@@ -483,7 +483,6 @@ def _ordered(
 ) -> Any:
     """Run a copy between tensors, each with the index of its device, on the streams of strict accelerators."""
     (source, one), (target, other) = from_, into
-    args, kwargs = call.args, call.kwargs
     non_blocking = _is_non_blocking(call)
     if one is None and other is not None:
         return strict.copy_to_device(target, source, non_blocking, other, run)
@@ -499,12 +498,12 @@ def _ordered(
             return run()
 
         return strict.copy_between(target, source, one, other, after_both)
-    launched = strict.launch(call.traits, args, kwargs, call.held_args, call.wrappers, one)
-    if not late.is_late(one):
-        return run()
-    if not call.is_complex:
-        return call.queue(launched)
-    streams.current_stream(one).catch_up()
+    with detector.lock:
+        launched = strict.launch(call.traits, call.args, call.kwargs, call.held_args, call.wrappers, one)
+        if late.is_late(one) and one is not None:
+            if not call.is_complex:
+                return call.queue(launched)
+            streams.current_stream(one).catch_up()
     return run()
 
 
