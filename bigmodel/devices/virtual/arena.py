@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -245,8 +246,8 @@ class Arena:
         """Free an allocation that has ended, unless it is freed or was never entered."""
         if not isinstance(entry, _Entry) or self._by_address.get(getattr(entry, "address", 0)) is not entry:
             return
-        history, unfinished = entry.history, []
-        storage = entry.storage
+        history, storage = entry.history, entry.storage
+        unfinished: list[Callable[[], bool]] = []
         if storage is not None and self.strict and _is_read_still(storage, entry.address):
             _poison(storage, history)
         if history is not None:

@@ -86,7 +86,7 @@ def keep_backward_in_this_thread(index: int) -> None:
     Autograd creates one thread per device at the first backward pass of a process and ignores devices added later; of a
     device type written in Python it supports the device 0 only.
     """
-    if torch._C._is_multithreading_enabled() and index not in with_engine_thread:
+    if index not in with_engine_thread and torch._C._is_multithreading_enabled():
         torch.autograd.set_multithreading_enabled(False)
 
 
@@ -114,7 +114,8 @@ class VirtualTensor(torch.Tensor):
             raise NotImplementedError(f"{TYPE} accelerators have no sparse and no nested tensors")
         if allocation is None and not traced.is_traced(held):
             allocation = board.arena(index).claim(held)
-        keep_backward_in_this_thread(index)
+        if torch._C._is_multithreading_enabled():
+            keep_backward_in_this_thread(index)
         metadata = size, strides, dtype = held.size(), held.stride(), held.dtype
         if dtype.is_complex:
             _Operation.may_be_complex = True

@@ -31,9 +31,10 @@ def is_begun() -> bool:
 def is_traced(held: torch.Tensor) -> bool:
     """Whether a virtual tensor that wraps `held` has no elements, because it is being traced."""
     global _begun
-    found = isinstance(held, (FakeTensor, FunctionalTensor))
-    _begun = _begun or found
-    return found
+    if type(held) is torch.Tensor or not isinstance(held, (FakeTensor, FunctionalTensor)):
+        return False
+    _begun = True
+    return True
 
 
 def mode_of(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensorMode | None:
