@@ -391,7 +391,7 @@ class _Operation:
         # A view is an inference tensor exactly if its base is one, in any mode, unless it has another dtype.
         if self.traits.func is torch.ops.aten.view.dtype:
             return VirtualTensor(held, index, shared)
-        with torch.inference_mode(False):
+        with torch._C._InferenceMode(False):  # what `torch.inference_mode` is made of, in a tenth of its time
             return VirtualTensor(held, index, shared)
 
     def _refuse(self, one: str, other: str) -> None:
