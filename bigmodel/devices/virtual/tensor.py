@@ -279,9 +279,7 @@ class _Operation:
         self.host: torch.Tensor | None = None
         self.reads_host = False
         self.is_complex = False
-        self.held_args: Sequence[Any] = [
-            value if type(value) in _WITHOUT_TENSORS else self._unwrap(value) for value in args
-        ]
+        self.held_args: Sequence[Any] = self._unwrap_all(args)
         self.held_kwargs = kwargs
         self.target: int | None = self.index
         if kwargs:
@@ -318,8 +316,11 @@ class _Operation:
                     self._refuse(f"{TYPE}:{self.index}", str(value.device))
             return value
         if isinstance(value, (list, tuple)):
-            return type(value)([self._unwrap(item) for item in value])
+            return type(value)(self._unwrap_all(value))
         return value
+
+    def _unwrap_all(self, values: Iterable[Any]) -> list[Any]:
+        return [value if type(value) in _WITHOUT_TENSORS else self._unwrap(value) for value in values]
 
     def run(self) -> Any:
         """Compute it, now or later; return what the kernel returns."""
