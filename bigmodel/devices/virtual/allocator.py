@@ -45,8 +45,8 @@ class Counter:
     def add(self, nbytes: int, beyond: bool = False) -> None:
         """Add bytes; those `beyond` the capacity are no peak."""
         self.now += nbytes
-        if nbytes > 0 and not beyond:
-            self.peak = max(self.peak, self.now)
+        if self.now > self.peak and not beyond and nbytes > 0:
+            self.peak = self.now
 
     def reset_peak(self) -> None:
         self.peak = self.now

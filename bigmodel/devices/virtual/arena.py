@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -245,10 +246,10 @@ class Arena:
         """Free an allocation that has ended, unless it is freed or was never entered."""
         if not isinstance(entry, _Entry) or self._by_address.get(getattr(entry, "address", 0)) is not entry:
             return
-        history, unfinished = entry.history, []
-        storage = entry.storage
+        history, storage = entry.history, entry.storage
+        unfinished: list[Callable[[], bool]] = []
         if storage is not None and self.strict and _is_read_still(storage, entry.address):
-            _poison(storage, history)
+            _poison(storage, entry.address, history)
         if history is not None:
             detector.freed(history)
             if history.users:
@@ -262,11 +263,15 @@ class Arena:
             giving_back.take(storage)
 
 
-def _poison(storage: torch.UntypedStorage, history: History | None) -> None:
-    """Poison a storage that is freed; if computation is late, after work that was launched before and may use it."""
+def _poison(storage: torch.UntypedStorage, address: int, history: History | None) -> None:
+    """Poison a storage that is freed; if computation is late, after work that was launched before and may use it.
+
+    Mostly it is nobody's then, as that work alone has held it: what nobody can read is not poisoned.
+    """
 
     def poison() -> None:
-        ctypes.memset(storage.data_ptr(), POISON, storage.nbytes())
+        if _is_read_still(storage, address):
+            ctypes.memset(address, POISON, storage.nbytes())
 
     if history is None or not is_compute_late():
         poison()

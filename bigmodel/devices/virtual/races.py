@@ -14,7 +14,7 @@ one has finished before its own next launch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Protocol
@@ -111,11 +111,9 @@ class History:
         self.writes: list[tuple[int, int, Access]] = [(0, nbytes, allocated)]
         self.reads: dict[tuple[int, int, int], Access] = {}
 
-    def accesses(self) -> Iterator[Access]:
-        """Yield all of them."""
-        for _begin, _end, access in self.writes:
-            yield access
-        yield from self.reads.values()
+    def accesses(self) -> list[Access]:
+        """Return all of them."""
+        return [*[access for _begin, _end, access in self.writes], *self.reads.values()]
 
 
 Range = tuple[History, int, int]
@@ -146,35 +144,33 @@ class Detector:
             self.host.clear()
 
     def launch(self, stream: Queue, what: object, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> Access:
-        """Record an operation of `stream` and its accesses.
+        """Record an operation of `stream` and its accesses. The lock is held.
 
         Raises:
             RaceError: One of them is not ordered after a conflicting one.
         """
-        with self.lock:
-            self.time += 1
-            access = Access(stream, self.time, what, _place())
-            for each in reads:
-                self._read(access, each)
-            for each in writes:
-                self._write(access, each)
-            return access
+        self.time += 1
+        access = Access(stream, self.time, what, _place())
+        for each in reads:
+            self._read(access, each)
+        for each in writes:
+            self._write(access, each)
+        return access
 
     def allocated(self, nbytes: int, home: Queue) -> History:
         """Return the history of new memory of `nbytes`, allocated on the stream `home`."""
         return History(nbytes, Access(home, self.time, "allocation", None))
 
     def freed(self, history: History) -> None:
-        """Report work of other streams that may still use memory which is free now. Nothing is raised."""
+        """Report work of other streams that may still use memory which is free now; raise nothing. The lock is held."""
         home = history.home
-        with self.lock:
-            for access in history.accesses():
-                if access.stream is home or access.stream.number in history.users or self.is_ordered(access, home):
-                    continue
-                self.reports.append(
-                    f"memory of {history.nbytes} bytes was freed at {_named(_place())} while another stream may "
-                    f"use it: {access}; call record_stream, or wait for that stream first"
-                )
+        for access in history.accesses():
+            if access.stream is home or access.stream.number in history.users or self.is_ordered(access, home):
+                continue
+            self.reports.append(
+                f"memory of {history.nbytes} bytes was freed at {_named(_place())} while another stream may "
+                f"use it: {access}; call record_stream, or wait for that stream first"
+            )
 
     def is_ordered(self, earlier: Access, stream: Queue) -> bool:
         """Whether the next launch of `stream` runs after `earlier` has finished."""
@@ -244,7 +240,7 @@ _is_inside: dict[str, bool] = {}
 
 def _place() -> Place | None:
     """Return where the running operation was called: the innermost frame outside torch and this package."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(4)  # the three callers before it are of this package
     while frame is not None:
         code = frame.f_code
         inside = _is_inside.get(code.co_filename)

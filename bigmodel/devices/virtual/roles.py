@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -31,6 +31,11 @@ class Roles(NamedTuple):
     positions: frozenset[int]
     names: frozenset[str]
     reads: bool
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether it reads all of them and writes to none."""
+        return self.reads and not (self.positions or self.names)
 
 
 @cache
@@ -62,7 +67,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
                 yield each
 
 
-def rows_read(func: OpOverload, args: tuple[Any, ...]) -> list[int] | None:
+def rows_read(func: OpOverload, args: Sequence[Any]) -> list[int] | None:
     """Return the rows of its gathered argument that an operation reads; None: all of them.
 
     Args:

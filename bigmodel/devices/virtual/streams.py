@@ -184,10 +184,9 @@ class Stream:
             if not queue or (position is not None and queue[0].position > position):
                 break
             first = queue.popleft()
-            # Work that is not a wait itself comes after others without telling the host anything of them.
-            for_others = for_host and first.run is None
             for other, awaited in first.after:
-                other.run_delayed(awaited, for_others)
+                # Work that is not a wait itself comes after others without telling the host anything of them.
+                other.run_delayed(awaited, for_host and first.run is None)
             if not for_host and (first.for_host or not (first.run is not None or first.is_over())):
                 self._leave_for_host(first)
             elif first.run is not None:

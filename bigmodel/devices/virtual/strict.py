@@ -11,7 +11,7 @@ copy between devices    runs on the current stream of the source, in order with 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,15 +26,23 @@ from .traits import Traits
 
 
 def launch(
-    traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], held: tuple[Any, ...], index: int | None
+    traits: Traits,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    held: Sequence[Any],
+    tensors: Mapping[int, Tensor],
+    index: int | None,
 ) -> Access | None:
     """Check the accesses of an operation that is about to run on the current stream of device `index`.
+
+    The detector's lock is held, by whoever queues the operation under the same hold.
 
     Args:
         traits: What is known of the operation.
         args: Its arguments.
         kwargs: Its keyword arguments.
         held: `args` with the host's tensors in the place of virtual ones.
+        tensors: All virtual tensors among the arguments, by any key.
         index: The device; None if no tensor is on any.
 
     Returns:
@@ -46,26 +54,29 @@ def launch(
     roles = traits.roles
     if index is None or roles is None:
         return None
-    with detector.lock:
-        stream = current_stream(index)
-        gathered = traits.gathered
-        if gathered is not None or not is_compute_late():
-            stream.catch_up()
-        reads: list[Range] = []
-        writes: list[Range] = []
-        for position, value in enumerate(args):
-            if position in roles.positions:
-                _add_ranges(value, writes)
-            elif position == gathered:
-                _add_rows(value, rows_read(traits.func, held), reads)
-            elif roles.reads:
-                _add_ranges(value, reads)
-        for name, value in kwargs.items():
-            if name in roles.names:
-                _add_ranges(value, writes)
-            elif roles.reads:
-                _add_ranges(value, reads)
-        return detector.launch(stream, traits.func, reads, writes)
+    stream = current_stream(index)
+    gathered = traits.gathered
+    if (gathered is not None or not is_compute_late()) and stream.has_delayed():
+        stream.catch_up()
+    reads: list[Range] = []
+    writes: list[Range] = []
+    if traits.only_reads:
+        for tensor in tensors.values():
+            _add_range(tensor, reads)
+        return detector.launch(stream, traits.func, reads)
+    for position, value in enumerate(args):
+        if position in roles.positions:
+            _add_ranges(value, writes)
+        elif position == gathered:
+            _add_rows(value, rows_read(traits.func, held), reads)
+        elif roles.reads:
+            _add_ranges(value, reads)
+    for name, value in kwargs.items():
+        if name in roles.names:
+            _add_ranges(value, writes)
+        elif roles.reads:
+            _add_ranges(value, reads)
+    return detector.launch(stream, traits.func, reads, writes)
 
 
 def copy_to_device(
@@ -207,15 +218,18 @@ def _add_ranges(value: Any, found: list[Range]) -> None:
 
 def _add_range(tensor: Any, found: list[Range]) -> None:
     history = _history(tensor)
-    if history is None:
-        return
-    held: Tensor = tensor.held  # asking it takes less time than asking the tensor around it
-    nbytes: int = held.nbytes
-    if nbytes:
-        size = held.itemsize
-        begin = int(held.storage_offset()) * size
-        spanned = nbytes if held.is_contiguous() else _spanned(held.shape, held.stride()) * size
-        found.append((history, begin, begin + spanned))
+    if history is not None:
+        begin, end = tensor.span
+        if begin < end:
+            found.append((history, begin, end))
+
+
+def span(held: Tensor) -> tuple[int, int]:
+    """Return the bytes of its storage that a host tensor spans: the first, and the one after the last."""
+    nbytes, size = held.nbytes, held.itemsize
+    begin = int(held.storage_offset()) * size
+    spanned = nbytes if not nbytes or held.is_contiguous() else _spanned(held.shape, held.stride()) * size
+    return begin, begin + spanned
 
 
 def _add_rows(tensor: Any, rows: list[int] | None, found: list[Range]) -> None:

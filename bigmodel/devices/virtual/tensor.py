@@ -7,9 +7,10 @@ device's link.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
+from types import NoneType
 from typing import Any
 
 import torch
@@ -17,16 +18,15 @@ from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
-from . import late, streams, strict
+from . import late, streams, strict, traced
 from .arena import Allocation, Arena
 from .clock import ComputeClock, sleep_until
 from .link import VirtualLink
 from .pinned import pinned_memory
 from .postponing import GuardedHook, postponed
-from .races import Access
+from .races import Access, detector
 from .roles import tensors_in
 from .streams import TYPE
-from .traced import is_traced, mode_of, run_traced
 from .traits import Traits, traits_of
 
 _COPY, _TO_COPY, _NUMBER = (
@@ -35,7 +35,10 @@ _COPY, _TO_COPY, _NUMBER = (
     torch.ops.aten._local_scalar_dense.default,
 )
 
-_OWN = {"held", "_allocation", "_is_param"}
+_OWN = {"held", "_allocation", "_index", "_metadata", "_span", "_is_param"}
+
+_WITHOUT_TENSORS = {NoneType, bool, int, float, torch.dtype}
+"""Types of arguments that hold no tensor: to ask whether they are tensors takes longer than a look at their type."""
 
 
 class Board:
@@ -65,7 +68,7 @@ class Board:
 
     def launch(self, index: int) -> None:
         """Hold the calling thread as long as a launch on device `index` takes it, if there is such a device."""
-        if index < len(self.links):
+        if index < len(self.links) and self.links[index].launch_cost:
             self.links[index].launch()
 
 
@@ -83,7 +86,7 @@ def keep_backward_in_this_thread(index: int) -> None:
     Autograd creates one thread per device at the first backward pass of a process and ignores devices added later; of a
     device type written in Python it supports the device 0 only.
     """
-    if torch._C._is_multithreading_enabled() and index not in with_engine_thread:
+    if index not in with_engine_thread and torch._C._is_multithreading_enabled():
         torch.autograd.set_multithreading_enabled(False)
 
 
@@ -93,28 +96,32 @@ def _device(index: int) -> torch.device:
 
 
 class VirtualTensor(torch.Tensor):
-    """A tensor that reports the device ``virtual:N`` and keeps its elements in a CPU tensor, `held`."""
+    """A tensor that reports the device ``virtual:N`` and keeps its elements in a CPU tensor, `held`.
+
+    Attributes keep what each operation asks, since asking PyTorch takes ten times as long: the index of the device, the
+    metadata of `held`, and the bytes that it spans (None: not known yet).
+    """
 
     held: torch.Tensor
     _allocation: Allocation | None
+    _index: int
+    _metadata: late.Metadata
+    _span: tuple[int, int] | None = None
 
     @staticmethod
     def __new__(cls, held: torch.Tensor, index: int, allocation: Allocation | None = None) -> VirtualTensor:
         if held.layout is not torch.strided or held.is_nested:
             raise NotImplementedError(f"{TYPE} accelerators have no sparse and no nested tensors")
-        if allocation is None and not is_traced(held):
+        if allocation is None and not traced.is_traced(held):
             allocation = board.arena(index).claim(held)
-        keep_backward_in_this_thread(index)
-        if held.is_complex():
+        if torch._C._is_multithreading_enabled():
+            keep_backward_in_this_thread(index)
+        metadata = size, strides, dtype = held.size(), held.stride(), held.dtype
+        if dtype.is_complex:
             _Operation.may_be_complex = True
+        # By position, since keywords take PyTorch twice the time.
         wrapper: VirtualTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            held.size(),
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
-            layout=held.layout,
-            device=_device(index),
+            cls, size, strides, held.storage_offset(), dtype=dtype, device=_device(index)
         )
         if held.is_conj():
             torch._C._set_conj(wrapper, True)
@@ -122,6 +129,8 @@ class VirtualTensor(torch.Tensor):
             torch._C._set_neg(wrapper, True)
         wrapper.held = held
         wrapper._allocation = allocation
+        wrapper._index = index
+        wrapper._metadata = metadata
         return wrapper
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -142,6 +151,15 @@ class VirtualTensor(torch.Tensor):
         _data.__set__(self, value)
         if isinstance(value, VirtualTensor):
             self.held, self._allocation = value.held, value._allocation
+            self._index, self._metadata, self._span = value._index, value._metadata, None
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The bytes of its memory that it spans: the first, and the one after the last; equal if it has no element."""
+        found = self._span
+        if found is None:
+            found = self._span = strict.span(self.held)
+        return found
 
     def record_stream(self, stream: Any) -> None:
         """Tell the allocator that `stream` uses this memory, as CUDA's must be told."""
@@ -177,10 +195,10 @@ class VirtualTensor(torch.Tensor):
         if id(self) in memo:
             return memo[id(self)]
         index = self.device.index
-        if not is_traced(self.held):
+        if not traced.is_traced(self.held):
             streams.current_stream(index).finish()
         copied: VirtualTensor = super().__deepcopy__(memo)
-        if not is_traced(copied.held):  # the elements are copied as an attribute is: not by an operation
+        if not traced.is_traced(copied.held):  # the elements are copied as an attribute is: not by an operation
             copied._allocation = board.arena(index).claim(copied.held)
         return copied
 
@@ -194,9 +212,10 @@ class VirtualTensor(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         traits = traits_of(func)
-        mode = mode_of(VirtualTensor, args, kwargs)
-        if mode is not None:
-            return run_traced(mode, VirtualTensor, func, args, kwargs)
+        if traced.is_begun():
+            mode = traced.mode_of(VirtualTensor, args, kwargs)
+            if mode is not None:
+                return traced.run_traced(mode, VirtualTensor, func, args, kwargs)
         if traits.is_decomposed and (torch.is_inference_mode_enabled() or _has_inference_tensor(args)):
             # Composite operations are not decomposed yet here, since autograd does not run. ATen's own decomposition
             # calls the kernels of a device; some of those in Python compute with many temporary tensors.
@@ -260,7 +279,7 @@ class _Operation:
         self.host: torch.Tensor | None = None
         self.reads_host = False
         self.is_complex = False
-        self.held_args: tuple[Any, ...] = tuple([self._unwrap(value) for value in args])
+        self.held_args: Sequence[Any] = self._unwrap_all(args)
         self.held_kwargs = kwargs
         self.target: int | None = self.index
         if kwargs:
@@ -277,8 +296,7 @@ class _Operation:
 
     def _unwrap(self, value: Any) -> Any:
         if isinstance(value, VirtualTensor):
-            held = value.held
-            index = value.device.index
+            held, index = value.held, value._index
             if index != self.index:
                 if self.index is None:
                     self.index = index
@@ -298,8 +316,11 @@ class _Operation:
                     self._refuse(f"{TYPE}:{self.index}", str(value.device))
             return value
         if isinstance(value, (list, tuple)):
-            return type(value)([self._unwrap(item) for item in value])
+            return type(value)(self._unwrap_all(value))
         return value
+
+    def _unwrap_all(self, values: Iterable[Any]) -> list[Any]:
+        return [value if type(value) in _WITHOUT_TENSORS else self._unwrap(value) for value in values]
 
     def run(self) -> Any:
         """Compute it, now or later; return what the kernel returns."""
@@ -317,12 +338,12 @@ class _Operation:
             sleep_until(streams.current_stream(index).ready)
         if not board.strict or not (traits.touches or self.is_complex):
             return self.compute()
-        launched = strict.launch(traits, self.args, self.kwargs, self.held_args, index)
-        if not late.is_late(index):
-            return self.compute()
-        if board.arena(index).strict and not (traits.host_outputs or traits.sets or self.is_complex):
-            return self.queue(launched)
-        streams.current_stream(index).catch_up()
+        with detector.lock:
+            launched = strict.launch(traits, self.args, self.kwargs, self.held_args, self.wrappers, index)
+            if late.is_late(index):
+                if board.arena(index).strict and not (traits.host_outputs or traits.sets or self.is_complex):
+                    return self.queue(launched)
+                streams.current_stream(index).catch_up()
         return self.compute()
 
     def compute(self) -> Any:
@@ -333,7 +354,7 @@ class _Operation:
         return self.traits.kernel(*self.held_args, **self.held_kwargs)
 
     def queue(self, launched: Access | None, index: int | None = None) -> Any:
-        """Queue it, as `launched`, on the stream of device `index`; None: of its own."""
+        """Queue it, as `launched`, on the stream of device `index`; None: of its own. The detector's lock is held."""
         index = self.index if index is None else index
         assert index is not None
         return late.queue(
@@ -346,10 +367,12 @@ class _Operation:
             known = self.wrappers.get(id(output))
             if known is None:
                 return output if isinstance(output, VirtualTensor) else self._new(output, index)
-            if self.traits.sets:
-                known._allocation = board.arena(index).claim(output)
-            if known.shape != output.shape or known.stride() != output.stride():
-                known.data = VirtualTensor(output, index)  # an operation such as squeeze_
+            if not self.traits.keeps_metadata:
+                known._span = None
+                if self.traits.sets:
+                    known._allocation = board.arena(index).claim(output)
+                if known.shape != output.shape or known.stride() != output.stride():
+                    known.data = VirtualTensor(output, index)  # an operation such as squeeze_
             return known
         if isinstance(output, (list, tuple)):
             kept = self.traits.host_outputs
@@ -362,14 +385,14 @@ class _Operation:
         if not self.traits.is_view:
             return VirtualTensor(held, index)
         # A view has its base's memory, also if the accelerator has been taken away from under it.
-        bases = self.wrappers.values()
-        shared = next((base._allocation for base in bases), None)
+        bases = list(self.wrappers.values())
+        shared = bases[0]._allocation if bases else None
         if not torch.is_inference_mode_enabled() or True in [base.is_inference() for base in bases]:
             return VirtualTensor(held, index, shared)
         # A view is an inference tensor exactly if its base is one, in any mode, unless it has another dtype.
         if self.traits.func is torch.ops.aten.view.dtype:
             return VirtualTensor(held, index, shared)
-        with torch.inference_mode(False):
+        with torch._C._InferenceMode(False):  # what `torch.inference_mode` is made of, in a tenth of its time
             return VirtualTensor(held, index, shared)
 
     def _refuse(self, one: str, other: str) -> None:
@@ -462,7 +485,6 @@ def _ordered(
 ) -> Any:
     """Run a copy between tensors, each with the index of its device, on the streams of strict accelerators."""
     (source, one), (target, other) = from_, into
-    args, kwargs = call.args, call.kwargs
     non_blocking = _is_non_blocking(call)
     if one is None and other is not None:
         return strict.copy_to_device(target, source, non_blocking, other, run)
@@ -478,12 +500,12 @@ def _ordered(
             return run()
 
         return strict.copy_between(target, source, one, other, after_both)
-    launched = strict.launch(call.traits, args, kwargs, args, one)
-    if not late.is_late(one):
-        return run()
-    if not call.is_complex:
-        return call.queue(launched)
-    streams.current_stream(one).catch_up()
+    with detector.lock:
+        launched = strict.launch(call.traits, call.args, call.kwargs, call.held_args, call.wrappers, one)
+        if late.is_late(one) and one is not None:
+            if not call.is_complex:
+                return call.queue(launched)
+            streams.current_stream(one).catch_up()
     return run()
 
 
@@ -530,4 +552,4 @@ def _are_mixed(lists: Iterable[Any]) -> bool:
 
 
 def _index_of(value: Any) -> int | None:
-    return value.device.index if isinstance(value, VirtualTensor) else None
+    return value._index if isinstance(value, VirtualTensor) else None

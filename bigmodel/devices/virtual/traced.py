@@ -23,12 +23,18 @@ _begun = False
 """Whether any tensor was ever traced. Until then the arguments of operations are not inspected, which takes time."""
 
 
+def is_begun() -> bool:
+    """Whether any tensor was ever traced; until then no operation is."""
+    return _begun
+
+
 def is_traced(held: torch.Tensor) -> bool:
     """Whether a virtual tensor that wraps `held` has no elements, because it is being traced."""
     global _begun
-    found = isinstance(held, (FakeTensor, FunctionalTensor))
-    _begun = _begun or found
-    return found
+    if type(held) is torch.Tensor or not isinstance(held, (FakeTensor, FunctionalTensor)):
+        return False
+    _begun = True
+    return True
 
 
 def mode_of(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensorMode | None:
@@ -42,7 +48,7 @@ def mode_of(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> F
     Raises:
         DeviceError: a compiler backend is unwrapping virtual tensors.
     """
-    return _mode_in(kind, (*args, *kwargs.values())) if _begun else None
+    return _mode_in(kind, (*args, *kwargs.values()))
 
 
 def _mode_in(kind: type[Any], values: Iterable[Any]) -> FakeTensorMode | None:

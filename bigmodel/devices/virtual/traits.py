@@ -101,6 +101,8 @@ class Traits:
         is_indexed: Whether it takes tensors of indices, or masks, in a list.
         is_queued: Whether strict accelerators may compute it after its launch.
         touches: Whether it accesses memory at all, or changes the metadata of a tensor.
+        keeps_metadata: Whether it leaves the shape and strides of what it writes to as they are.
+        only_reads: Whether it reads all tensors among its arguments, whole, and writes to none.
         returned: Position of the argument that it writes to and returns; None: it returns new tensors.
         returns: Whether it returns anything.
     """
@@ -118,8 +120,10 @@ class Traits:
         "is_product",
         "is_queued",
         "is_view",
+        "keeps_metadata",
         "kernel",
         "may_mix",
+        "only_reads",
         "returned",
         "returns",
         "roles",
@@ -152,6 +156,7 @@ class Traits:
         self.roles: Roles | None = roles_of(func)
         self.gathered = GATHERED.get(func)
         self.is_indexed = func is aten.index.Tensor
+        self.only_reads = self.roles is not None and self.roles.only_reads and self.gathered is None
         self.touches = schema.is_mutable or self.roles is not None
         written = [
             position
@@ -160,13 +165,21 @@ class Traits:
         ]
         tags = set(func.tags) - ({torch.Tag.dynamic_output_shape} if self.is_indexed else set())
         self.is_queued = not self.is_view and self.roles is not None and not tags & _AT_LAUNCH
+        self.keeps_metadata = False
         if written:
             # In place: one argument, or lists of them. Those with `out=` may resize it, others return new tensors too.
             plain = not any(schema.arguments[position].kwarg_only for position in written)
             one = not schema.returns or (len(written) == 1 and len(schema.returns) == 1)
             self.is_queued = self.is_queued and plain and one
+            self.keeps_metadata = plain and _keeps_metadata(func)
         self.returned = written[0] if written and schema.returns else None
         self.returns = bool(schema.returns)
+
+
+def _keeps_metadata(func: OpOverload) -> bool:
+    """Whether an operation that writes to its arguments leaves their shapes and strides as they are."""
+    resizes = "resize" in func._schema.name or func is aten.set_data.default
+    return func.namespace == "aten" and torch.Tag.inplace_view not in func.tags and not resizes
 
 
 _known: dict[int, Traits] = {}

@@ -50,10 +50,11 @@ class CountingLock:
 
 
 class Watch:
-    """Notes calls without the detector's lock."""
+    """Notes calls, and those without the detector's lock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lock = CountingLock()
+        self.called: set[str] = set()
         self.unlocked: list[str] = []
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(detector, "lock", self.lock)
@@ -66,6 +67,7 @@ class Watch:
 
     def _watched(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
+            self.called.add(name)
             if not self.lock.is_held():
                 self.unlocked.append(name)
             return function(*args, **kwargs)
@@ -146,16 +148,15 @@ def test_launches_are_checked_and_queued_under_one_hold_of_the_lock(monkeypatch:
 
 
 def test_the_detector_notes_accesses_under_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, _event, values = with_work()
-    assert isinstance(values, virtual.VirtualTensor)
-    assert values._allocation is not None
-    history = values._allocation.history
-    assert history is not None
+    _stream, _event, values = with_work()
     watch = Watch(monkeypatch)
-    watch.over(Detector, "_read", "_write")
+    watch.over(Detector, "launch", "allocated", "freed", "_read", "_write")
     watch.over(History, "accesses")
-    detector.launch(stream, "a test", [(history, 0, 4)], [(history, 4, 8)])
-    detector.freed(history)
+    doubled = values * 2
+    values.add_(doubled)
+    values.copy_(torch.ones(8))
+    del doubled
+    assert watch.called >= {"launch", "allocated", "freed", "_read", "_write", "accesses"}
     assert watch.unlocked == []
 
 

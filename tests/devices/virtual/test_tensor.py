@@ -365,3 +365,24 @@ def test_memory_of_deep_copies_is_counted() -> None:
     assert memory_allocated(0) == before + 16 * 16 * 4
     del copied
     assert memory_allocated(0) == before
+
+
+CHANGES_OF_METADATA: dict[str, Callable[[torch.Tensor], object]] = {
+    "other place": lambda values: values.as_strided_((4,), (1,), 4),
+    "other strides": lambda values: values.as_strided_((4,), (2,), 0),
+    "fewer elements": lambda values: values.resize_(2),
+    "more elements": lambda values: values.resize_(16),
+    "other memory": lambda values: values.set_(torch.zeros(4, device="virtual:0")),  # type: ignore[call-overload]
+    "other data": lambda values: setattr(values, "data", torch.zeros(2, device="virtual:0")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_METADATA)
+def test_the_bytes_that_a_tensor_spans_are_those_after_a_change(change: str) -> None:
+    values = torch.zeros(8, device="virtual:0")[:4]
+    assert isinstance(values, virtual.VirtualTensor)
+    assert values.span == (0, 16)
+    CHANGES_OF_METADATA[change](values)
+    begin = values.held.untyped_storage().data_ptr()
+    addresses = [values.held[index].data_ptr() - begin for index in range(len(values))]
+    assert values.span == (min(addresses), max(addresses) + 4)
