@@ -48,7 +48,7 @@ def use_sample(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any])
     args, kwargs = (session.fake(value, session.dtype) for value in (tuple(args), dict(kwargs)))
 
     def run() -> None:
-        session.recorder.call(lambda: session.model(*args, **kwargs), (args, kwargs))
+        session.call_plain(*args, **kwargs)
 
     _record_forward(session, 1, run)
 
@@ -227,8 +227,7 @@ def _use_forward(session: Session, inputs: Inputs | tuple[torch.Tensor, ...], to
     kwargs = _with_placeholders(session, inputs)
 
     def run(masks: Inputs) -> None:
-        given = {**kwargs, **masks}
-        session.recorder.call(lambda: session.model(**given), given)
+        session.call_plain(**{**kwargs, **masks})
 
     texts = {name: kwargs[name] for name in kwargs if name == "input_ids"}  # with placeholders
     with real_tensors():
