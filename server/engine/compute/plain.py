@@ -96,6 +96,10 @@ class PlainRunner:
             output = self.model(input_ids=torch.tensor([tokens], device=self.device), **arguments)
         return readable(output.logits[0])
 
+    def last_logits(self, tokens: list[int]) -> torch.Tensor:
+        """Logits [vocabulary] of the last of ``tokens``, which keep no others in memory."""
+        return self.forward(tokens)[-1].clone()
+
     def empty_cache(self) -> DynamicCache:
         """A new cache of the model."""
         config: Any = self.model.config
