@@ -41,6 +41,13 @@ def test_a_prompt_in_two_chunks_and_one_decoded_token(cached: bool) -> None:
         sequence.output.append(11)
 
 
+def test_logits_of_the_last_token_keep_no_others_in_memory() -> None:
+    model, prompt = tiny_model(), [5, 6, 7, 8]
+    last = PlainRunner(model, cached=False).last_logits(prompt)
+    torch.testing.assert_close(last, by_itself(model, prompt)[-1])
+    assert last.untyped_storage().nbytes() == last.nbytes
+
+
 def test_log_probabilities_of_a_prompt_need_all_its_logits() -> None:
     model = tiny_model()
     (logits,) = PlainRunner(model).run([ScheduledTokens(running([5, 6, 7], prompt_logprobs=True), 3)])
