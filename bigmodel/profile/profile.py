@@ -20,6 +20,7 @@ from .model.units import UnitProfile, combining_module, find_no_split_classes, g
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
 from .trace.events import OUTSIDE, Enter, Event, Leave
 from .trace.input_sizes import InputSizes
+from .trace.inputs import LABELS
 from .trace.ledger import D, Rounding, replay
 from .trace.measured import MeasuredForward
 from .trace.trace import InitialStorage, Part, Segment, Trace, renamed
@@ -86,10 +87,13 @@ class Profile:
 
     @property
     def inputs(self) -> tuple[InputSizes, ...]:
-        """Sizes of the arguments of forwards that memory is known for; none of a model that generates."""
-        if not self.phases or self.phases[-1].name != "forward":
-            return ()
-        return tuple(sizes for phase in self.phases for sizes in phase.inputs)
+        """Sizes of the arguments of forwards that memory is known for; of a model that generates, with a loss alone."""
+        generates = bool(self.phases) and self.phases[-1].name != "forward"
+        found: list[InputSizes] = []
+        for sizes in (each for phase in self.phases for each in phase.inputs):
+            if sizes not in found and (LABELS in sizes or not generates):
+                found.append(sizes)
+        return tuple(found)
 
     @cached_property
     def weights(self) -> int:

@@ -23,10 +23,10 @@ import torch
 from ...devices.nested import iter_tensors
 from ...plan import Plan
 from ...profile.trace.input_sizes import InputSizes, are_covered, input_sizes, positional_names
+from ...profile.trace.inputs import LABELS
 
 TOKENS = ("input_ids", "inputs_embeds")
 KEPT = "logits_to_keep"
-LABELS = "labels"
 CACHES = "use_cache"
 CACHE = "past_key_values"
 STATES = ("output_hidden_states", "output_attentions")
@@ -112,7 +112,7 @@ class TextCalls(MeasuredCalls[Size]):
     """Of a model of text."""
 
     beyond = "more tokens, keys or values than planned, or other outputs (scores of all tokens, a loss, hidden states)"
-    advice = "logits_to_keep=1 asks for the scores of the last token alone"
+    advice = "logits_to_keep=1 asks for the scores of the last token alone, and sample_inputs with labels plan a loss"
 
     def __init__(self) -> None:
         self._contexts: dict[tuple[Kind, int], int] = {}
@@ -143,6 +143,7 @@ class UnplannedCalls(TextCalls):
         self._planned = plan.batch_size * plan.context_length
         self._keeps_last = plan.new_tokens != 0 and KEPT in signature.parameters
         self._first = next(iter(signature.parameters), None)
+        self._names, self._inputs = positional_names(signature), plan.inputs
 
     def _beyond(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Size | None:
         texts = args[:1] if args and self._first in TOKENS else tuple(map(kwargs.get, TOKENS))
@@ -159,9 +160,10 @@ class UnplannedCalls(TextCalls):
             states=any(kwargs.get(name) for name in STATES),
         )
         context = rows * _with_cached(kwargs.get(CACHE), length)
-        if kind.loss or kind.all_scores or kind.states or context > self._planned:
-            return Size(kind, rows * length, context)
-        return None
+        if not (kind.loss or kind.all_scores or kind.states or context > self._planned):
+            return None
+        is_known = bool(self._inputs) and are_covered(input_sizes(self._names, args, kwargs), self._inputs)
+        return None if is_known else Size(kind, rows * length, context)
 
 
 class UnplannedPartCalls(TextCalls):

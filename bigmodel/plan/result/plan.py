@@ -196,8 +196,8 @@ class Plan:
             forward is computed whole.
         guarded: whether nothing is known of its activations. Then nothing is resident on the accelerators that can be
             streamed, until the first forward of the dispatched model has measured them and a new plan is obeyed.
-        inputs: sizes of the arguments of planned forwards, by the argument's name, of a model that does not generate:
-            of each tensor its shape and the bytes of an element, of each number its value. Empty: not known.
+        inputs: sizes of the arguments of planned forwards, by the argument's name, where these are not those of a
+            generation: of each tensor its shape and the bytes of an element, of each number its value.
         notes: notes for the user, such as memory that could not be predicted.
     """
 

@@ -119,6 +119,28 @@ def test_calls_like_one_that_fitted_are_measured_no_more(plan: Plan) -> None:
     assert calls.size_of((TOKENS.repeat(2, 1),), {}) is not None
 
 
+@pytest.mark.usefixtures("accelerators")
+@torch.no_grad()
+def test_labels_among_sample_inputs_plan_the_loss_beside_generation() -> None:
+    text, many = {"input_ids": TOKENS, "labels": TOKENS}, TOKENS.repeat(2, 1)
+    made = make_plan(llama(layers=2), {0: "1GB", "cpu": "1GB"}, sample_inputs=text, context_length=64)
+    plan = make_plan(
+        llama(layers=2),
+        {0: made.devices[0].total - made.devices[0].weights // 2, "cpu": "1GB"},
+        sample_inputs=text,
+        context_length=64,
+    )
+    assert plan.streamed
+    assert plan.devices[0].kv_cache > 0
+    assert size_of(plan, **text) is None
+    assert size_of(plan, TOKENS, logits_to_keep=1) is None
+    assert size_of(plan, input_ids=many, labels=many) is not None
+    model = dispatch_model(llama(layers=2), plan)
+    reset_peak_memory(0)
+    assert torch.equal(model(**text).loss.cpu(), llama(layers=2)(**text).loss)
+    assert max_memory_allocated(0) <= plan.devices[0].total
+
+
 class Pictures(nn.Module):
     """Convolutions that keep what the way down has, as a U-Net does."""
 
