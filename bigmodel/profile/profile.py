@@ -19,6 +19,8 @@ from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, no
 from .model.units import UnitProfile, combining_module, find_no_split_classes, growing_layers, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
 from .trace.events import OUTSIDE, Enter, Event, Leave
+from .trace.input_sizes import InputSizes
+from .trace.inputs import LABELS
 from .trace.ledger import D, Rounding, replay
 from .trace.measured import MeasuredForward
 from .trace.trace import InitialStorage, Part, Segment, Trace, renamed
@@ -82,6 +84,16 @@ class Profile:
         """Tokens of each forward over a prompt; None: a prompt is one forward, as that of a model without a cache of
         transformers always is."""
         return self.workload.prefill_chunk_size if any(phase.repeats > 1 for phase in self.phases) else None
+
+    @property
+    def inputs(self) -> tuple[InputSizes, ...]:
+        """Sizes of the arguments of forwards that memory is known for; of a model that generates, with a loss alone."""
+        generates = bool(self.phases) and self.phases[-1].name != "forward"
+        found: list[InputSizes] = []
+        for sizes in (each for phase in self.phases for each in phase.inputs):
+            if sizes not in found and (LABELS in sizes or not generates):
+                found.append(sizes)
+        return tuple(found)
 
     @cached_property
     def weights(self) -> int:

@@ -39,7 +39,7 @@ from ..streaming.admission import Admission
 from ..streaming.gradients import Compute, run_with_gradients
 from ..streaming.streamer import Streamer, is_transformed
 from ..streaming.transform_budgets import TransformBudgets
-from ..streaming.unplanned_calls import MeasuredCalls, Size, UnplannedCalls, UnplannedPartCalls
+from ..streaming.unplanned_calls import MeasuredCalls, Unplanned
 from ..transfer.stages import running_step
 from ..weights.block import Block
 from .host_or_device import HostOrDevice
@@ -106,10 +106,11 @@ class AttachedForward(NotCopied):
         """The number of the stage that the module is in, where parts are resident on several accelerators."""
         self.transform_budgets: TransformBudgets | None = None
         """Of a call of the whole model: holds it to the budgets of devices where it is transformed or unplanned."""
-        self.unplanned: UnplannedCalls | None = None
+        self.unplanned: MeasuredCalls[Any] | None = None
         """Of a call of the whole model: tells whether it is beyond the plan."""
-        self.unplanned_part: tuple[TransformBudgets, UnplannedPartCalls] | None = None
-        """Of a call of a part from outside the model: tells whether it is beyond the plan, and holds it to budgets."""
+        self.unplanned_part: tuple[TransformBudgets, MeasuredCalls[Any]] | None = None
+        """Of a call of a part, or of a method beside forward, from outside the model: tells whether it is beyond the
+        plan, and holds it to budgets."""
         self.admission: Admission | None = None
         """Has calls from outside the model wait until budgets have room for them; None: nothing waits."""
 
@@ -195,7 +196,7 @@ class AttachedForward(NotCopied):
         if self.unplanned_part is not None:
             budgets, calls = self.unplanned_part
             if (size := calls.size_of(args, kwargs)) is not None:
-                return _run_unplanned(budgets, calls, size, self._call_again, args, kwargs)
+                return budgets.run(self._call_again, args, kwargs, Unplanned(calls, size))
         return self._call_again(args, kwargs)
 
     def _call_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -203,8 +204,11 @@ class AttachedForward(NotCopied):
 
     def _run_on(self, device: torch.device, run: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run with the arguments brought to `device`, and what is written into them brought back."""
-        if self.transform_budgets is not None and is_transformed():
-            self.transform_budgets.check_inputs(args, kwargs, device)
+        if self.transform_budgets is not None:
+            if is_transformed():
+                self.transform_budgets.check_inputs(args, kwargs, device)
+            elif self.unplanned is not None and self.unplanned.size_of(args, kwargs) is not None:
+                self.transform_budgets.check_inputs(args, kwargs, device, self.unplanned)
         transfer = InputTransfer(device, self.skip_keys)
         args, kwargs = transfer.send(args, kwargs)
         if not transfer.moved:
@@ -233,7 +237,7 @@ class AttachedForward(NotCopied):
         run: Compute = self.compute or self.plain
         if self.unplanned is not None and (size := self.unplanned.size_of(args, kwargs)) is not None:
             assert self.transform_budgets is not None
-            run = functools.partial(_run_unplanned, self.transform_budgets, self.unplanned, size, run)
+            run = functools.partial(_run_unplanned, self.transform_budgets, Unplanned(self.unplanned, size), run)
         if torch.is_grad_enabled() or is_transformed():
             for streamer, block in self.blocks:
                 run = functools.partial(run_with_gradients, streamer, block, self.module, run)
@@ -262,15 +266,10 @@ class AttachedForward(NotCopied):
 
 
 def _run_unplanned(
-    budgets: TransformBudgets,
-    calls: MeasuredCalls,
-    size: Size,
-    run: Compute,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    budgets: TransformBudgets, call: Unplanned, run: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run a call that is beyond the plan, within the budgets."""
-    return budgets.run(run, args, kwargs, fits=functools.partial(calls.fits, size))
+    return budgets.run(run, args, kwargs, call)
 
 
 def innermost_running(module: nn.Module) -> AttachedForward | None:

@@ -205,12 +205,15 @@ class Dispatched(NotCopied):
         for streamer in self.streamers:
             streamer.transform_budgets = budgets
         for start in (*self.attachments.values(), *self.outside):
-            if start.module is model:
+            is_whole = start.module is model
+            if is_whole:
                 start.transform_budgets = budgets
-                if start.method == "forward" and self.resolved.are_budgets_given:
-                    start.unplanned = of_plan(self.plan, model.forward)
-            elif start.admission is not None and (calls := of_part(self.plan)) is not None:
-                start.unplanned_part = budgets, calls
+            if is_whole and start.method == "forward":
+                if self.resolved.are_budgets_given:
+                    start.unplanned = of_plan(self.plan, start)
+            elif start.admission is not None and start.method != generation.METHOD:
+                calls = of_part(self.plan, start)
+                start.unplanned_part = None if calls is None else (budgets, calls)
 
     def _admit(self, model: nn.Module) -> None:
         """Have calls of the model and of its parts wait until budgets that were given have room for them."""

@@ -1,5 +1,5 @@
 """Budgets of devices in calls that no plan counts: transforms of ``torch.func``, forward-mode differentiation, and
-calls of a language model beyond its plan (`unplanned_calls`).
+calls of a model beyond its plan (`unplanned_calls`).
 
 No plan counts what transforms take: `torch.vmap` computes as many inputs at once as it is given, `jvp` a tangent
 beside each tensor, and `grad` keeps the copy of each streamed weight until its backward. Such a call of the model is
@@ -37,6 +37,7 @@ from ...plan import Plan
 from ...plan.result.plan import DevicePlan
 from ...profile import storage_key
 from ..weights.block import Block
+from .unplanned_calls import MeasuredCalls, Unplanned
 
 Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -66,7 +67,7 @@ class TransformBudgets:
         compute: Compute,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        fits: Callable[[float], object] | None = None,
+        unplanned: Unplanned | None = None,
     ) -> Any:
         """Return what a transformed call of the model computes, or one beyond its plan.
 
@@ -74,8 +75,8 @@ class TransformBudgets:
             compute: The call.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            fits: Of a call beyond the plan: called once it has kept to the budgets, with how many times as much as it
-                took of them, beside what the model holds between calls, they have room for; at most `MOST_TIMES`.
+            unplanned: A call beyond the plan, and what is told once it has kept to the budgets: how many times as much
+                as it took of them, beside what the model holds between calls, they have room for; at most `MOST_TIMES`.
 
         Raises:
             BudgetError: A device has passed its budget, or would.
@@ -84,7 +85,7 @@ class TransformBudgets:
             return compute(args, kwargs)
         given = _storages(args, kwargs)
         self._running.meters = [_Meter.begin(device, given) for device in self._devices]
-        self._running.is_unplanned = fits is not None
+        self._running.unplanned = None if unplanned is None else unplanned.calls
         try:
             with _CheckedOperations(self):
                 output = compute(args, kwargs)
@@ -92,17 +93,24 @@ class TransformBudgets:
             times = min([MOST_TIMES, *(meter.times() for meter in self._running.meters)])
         finally:
             self._running.meters = None
-        if fits is not None:
-            fits(times)
+        if unplanned is not None:
+            unplanned.calls.fits(unplanned.size, times)
         return output
 
-    def check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> None:
-        """Raise BudgetError if there is no room for the arguments of a transformed call, which are to be moved.
+    def check_inputs(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: torch.device,
+        unplanned: MeasuredCalls[Any] | None = None,
+    ) -> None:
+        """Raise BudgetError if there is no room for the arguments of a call to measure, which are to be moved.
 
         Args:
             args: Positional arguments.
             kwargs: Keyword arguments.
             device: Where they are moved.
+            unplanned: What tells calls like it; None: it is transformed.
         """
         if self._running.meters is not None:
             return
@@ -111,7 +119,7 @@ class TransformBudgets:
             meter = _Meter.begin(plan, given)
             if meter.device == device:
                 arriving = sum(nbytes for lies_on, nbytes in given.values() if lies_on != device)
-                self._refuse(meter, meter.fixed + arriving, "with its inputs")
+                self._refuse(meter, meter.fixed + arriving, "with its inputs", unplanned)
 
     def check(self, when: str, further: int = 0, device: torch.device | None = None) -> None:
         """Raise BudgetError if the call that the thread runs has passed a budget, or would.
@@ -122,18 +130,17 @@ class TransformBudgets:
             device: On this device.
         """
         for meter in self._running.meters or ():
-            self._refuse(meter, meter.taken(further if device == meter.device else 0), when)
+            taken = meter.taken(further if device == meter.device else 0)
+            self._refuse(meter, taken, when, self._running.unplanned)
 
-    def _refuse(self, meter: _Meter, taken: int, when: str) -> None:
+    def _refuse(self, meter: _Meter, taken: int, when: str, calls: MeasuredCalls[Any] | None) -> None:
         budget = meter.plan.budget
         if budget is not None and taken > budget:
             passes = f"passes the budget of device {meter.plan.device!r} by {format_size(taken - budget)} {when}"
-            if self._running.is_unplanned:
+            if calls is not None:
                 raise BudgetError(
-                    f"a call of {self._model} with more tokens, keys or values than planned, or other outputs "
-                    "(scores of all tokens, a loss, hidden states) "
-                    f"{passes}: give that device a larger budget in max_memory, or give smaller inputs; "
-                    "logits_to_keep=1 asks for the scores of the last token alone"
+                    f"a call of {self._model} with {calls.beyond} {passes}: "
+                    f"give that device a larger budget in max_memory, or give smaller inputs; {calls.advice}"
                 )
             raise BudgetError(
                 f"a call of {self._model} under a transform of torch.func or forward-mode differentiation {passes}: "
@@ -202,11 +209,11 @@ class _RunningCall(threading.local):
 
     Attributes:
         meters: What measures it; None: there is none.
-        is_unplanned: Whether it is beyond the plan, and not transformed.
+        unplanned: What tells calls like it, if it is beyond the plan, and not transformed.
     """
 
     meters: list[_Meter] | None = None
-    is_unplanned = False
+    unplanned: MeasuredCalls[Any] | None = None
 
 
 @dataclass

@@ -433,6 +433,7 @@ def assemble(
         dtype=profile.dtype,
         prediction=prediction,
         guarded=guarded,
+        inputs=profile.inputs,
         notes=(*notes, *_notes(profile, guarded)),
     )
 

@@ -15,12 +15,13 @@ from typing import Any
 from ...devices import DISK, HOST
 from ...errors import PlanError
 from ...limits import GRADIENT_BYTES, KV_PAGE, READ_AHEAD_BYTES, READERS, STAGING_BYTES, UNKNOWN_NEW_TOKENS
+from ...profile.trace.input_sizes import InputSizes
 from .budgets import Key, is_accelerator
 from .expert_split import ExpertSplit
 from .speculation import Speculation
 from .stages import ResidentStages
 
-FORMAT = 14
+FORMAT = 15
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -195,6 +196,8 @@ class Plan:
             forward is computed whole.
         guarded: whether nothing is known of its activations. Then nothing is resident on the accelerators that can be
             streamed, until the first forward of the dispatched model has measured them and a new plan is obeyed.
+        inputs: sizes of the arguments of planned forwards, by the argument's name, where these are not those of a
+            generation: of each tensor its shape and the bytes of an element, of each number its value.
         notes: notes for the user, such as memory that could not be predicted.
     """
 
@@ -230,6 +233,7 @@ class Plan:
     stages: ResidentStages | None = None
     micro_batch_size: int | None = None
     guarded: bool = False
+    inputs: tuple[InputSizes, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

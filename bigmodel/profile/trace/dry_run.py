@@ -33,6 +33,7 @@ from .equal_modules import LayerSample, find_layer_samples, model_signature
 from .extrapolate import CannotExtrapolate, extrapolate, refuse_gathered
 from .fake_kernels import fake_mode
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
+from .input_sizes import InputSizes
 from .recorder import Recorder
 from .recordings import SHARED, Recording
 from .replaying import ReplayingRecorder
@@ -75,6 +76,7 @@ class Phase:
         lent: as `Recorder.lent`, over all phases of the use.
         grows: bytes that modules keep more after each forward.
         repeats: forwards like it that follow each other: those of a prompt that is run in chunks.
+        inputs: sizes of the arguments of plain forwards, of all phases of the use.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Phase:
     packed: Phase | None = None
     grows: int = 0
     repeats: int = 1
+    inputs: tuple[InputSizes, ...] = ()
 
     def with_traces(self, changed: Callable[[Trace], Trace]) -> Phase:
         """Return the same phase with each of its traces changed."""
@@ -241,6 +244,7 @@ def joined(phases: Sequence[Phase], others: Sequence[Phase]) -> list[Phase]:
             combined=None if phase.combined is None else phase.combined | (other.combined or frozenset()),
             lent=phase.lent | other.lent,
             grows=max(phase.grows, other.grows),
+            inputs=(*phase.inputs, *other.inputs),
         )
     return list(found.values())
 
@@ -371,7 +375,7 @@ class _Clone:
             else:
                 repeats = workload.forwards_of_prompt(tokens) if name == "prefill" else 1
                 known = tuple(further), use.without, combined, lent
-                phases.append(Phase(name, trace, tokens, None, *known, repeats=repeats))
+                phases.append(Phase(name, trace, tokens, None, *known, repeats=repeats, inputs=recording.inputs))
                 further.clear()
         if recording.grows and phases[-1].name == "forward":
             phases[-1] = replace(phases[-1], grows=phases[-1].trace.kept)
@@ -422,6 +426,7 @@ class _Clone:
             lent=frozenset(recorder.lent),
             gathered=tuple(map(frozenset, recorder.gathered)),
             grows=session.grows,
+            inputs=tuple(session.inputs),
         )
 
     def _watch_ends(self) -> list[RemovableHandle]:

@@ -26,6 +26,9 @@ from ...errors import PlanError
 Inputs = dict[str, torch.Tensor]
 """Arguments of forward by name."""
 
+LABELS = "labels"
+"""Argument for which a forward returns a loss."""
+
 MASK = "attention_mask"
 """Argument of a forward that says which tokens of a text, or samples of a sound, are not padding."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..model.units import UnitProfile
 from .dry_run import Phase
 from .events import Allocate, Enter, Event, Free, Leave
+from .input_sizes import InputSizes
 from .trace import Trace
 
 
@@ -22,10 +23,12 @@ class MeasuredForward:
     Attributes:
         peak: most bytes that were alive at once.
         units: names of the units that were seen to run, in the order in which they first ended.
+        inputs: sizes of its arguments; None: not known.
     """
 
     peak: int
     units: tuple[str, ...] = ()
+    inputs: InputSizes | None = None
 
     def phase(self, units: Sequence[UnitProfile], tokens: int) -> Phase:
         """Return the forward as a phase, in which the peak counts on the main device and on each that runs a unit:
@@ -36,8 +39,9 @@ class MeasuredForward:
             tokens: tokens of each sequence that it processed.
         """
         positions = {unit.name: index for index, unit in enumerate(units)}
+        inputs = () if self.inputs is None else (self.inputs,)
         ran = [positions[name] for name in self.units if name in positions]
-        return Phase("forward", Trace(tuple(self._events(ran))), tokens)
+        return Phase("forward", Trace(tuple(self._events(ran))), tokens, inputs=inputs)
 
     def _events(self, ran: Sequence[int]) -> Iterator[Event]:
         for number, unit in enumerate(ran):

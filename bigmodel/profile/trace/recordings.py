@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
+from .input_sizes import InputSizes
 from .trace import Trace, renamed
 
 SHARED: ContextVar[dict[Hashable, Recording] | None] = ContextVar("shared_recordings", default=None)
@@ -29,6 +30,7 @@ class Recording:
         lent: as `Recorder.lent`.
         gathered: units whose results an operation reads, of each operation that reads those of several.
         grows: as `Session.grows`.
+        inputs: as `Session.inputs`.
     """
 
     units: tuple[int, ...]
@@ -38,6 +40,7 @@ class Recording:
     lent: frozenset[int]
     gathered: tuple[frozenset[int], ...]
     grows: bool
+    inputs: tuple[InputSizes, ...]
 
     def of_units(self, units: tuple[int, ...]) -> Recording:
         """Return the recording of an equal clone whose units are at other positions.

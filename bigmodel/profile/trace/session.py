@@ -24,6 +24,7 @@ from ...devices.scripts import OverriddenScripts
 from .equal_modules import LayerSample
 from .fake_kernels import new_fake
 from .initial_buffers import initial_buffers
+from .input_sizes import InputSizes, input_sizes, positional_names
 from .recorder import Recorder
 from .values import LARGEST, Values, real_tensors
 from .work import tensors_in
@@ -174,6 +175,7 @@ class Session:
         sequences: texts that the model computes at once: the workload's, or as many for each beam.
         marks: (name, (first event, end), tokens of each sequence) of every phase so far.
         grows: whether modules keep more with each forward, as the last one shows.
+        inputs: sizes of the arguments of plain forwards.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder, workload: Workload, device: torch.device) -> None:
@@ -184,7 +186,10 @@ class Session:
         self.device = device
         self.sequences = workload.batch_size
         self.grows = False
-        self._accepted = set(inspect.signature(model.forward).parameters)
+        self.inputs: list[InputSizes] = []
+        signature = inspect.signature(model.forward)
+        self._accepted = set(signature.parameters)
+        self._positional = positional_names(signature)
 
     def accepts(self, name: str) -> bool:
         """Return whether the model's forward takes an argument of this name."""
@@ -225,6 +230,15 @@ class Session:
         fresh = [tensor for tensor in tensors if not any(tensor is other for other in kept)]
         passed = [other for other in kept if any(other is tensor for tensor in tensors)]
         return self.recorder.call(lambda: self.model(**inputs), inputs, fresh, [*passed, *unread])
+
+    def call_plain(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model with just these arguments, whose sizes are noted once it has returned."""
+        given = (args, kwargs) if args else kwargs
+        result = self.recorder.call(lambda: self.model(*args, **kwargs), given)
+        sizes = input_sizes(self._positional, args, kwargs)
+        if sizes not in self.inputs:
+            self.inputs.append(sizes)
+        return result
 
     def forward(self, tokens: int, **inputs: torch.Tensor) -> None:
         """Record one forward, with `tokens` tokens of each sequence, whose output is freed at once."""

@@ -16,6 +16,7 @@ from .feature_inputs import feature_inputs
 from .generation import CACHES, FURTHER, generate
 from .inputs import (
     IMAGES,
+    LABELS,
     SERIES,
     SOUNDS,
     TEXT,
@@ -39,16 +40,21 @@ from .workload import Workload
 
 
 def use_sample(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Record one forward on given arguments, or a generation whose prompt they are."""
+    """Record one forward on given arguments, or a generation whose prompt they are; with labels among these, too, the
+    forward that has a loss."""
     ids = kwargs.get("input_ids")
     config = getattr(session.model, "config", None)
     if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not args and _generates(session.model, session.workload):
-        generate(session, config, kwargs)
+        if kwargs.get(LABELS) is not None:
+            given = session.fake(dict(kwargs), session.dtype)
+            session.phase(FURTHER, ids.shape[1], lambda: session.call_plain(**given))
+            del given
+        generate(session, config, {name: value for name, value in kwargs.items() if name != LABELS})
         return
     args, kwargs = (session.fake(value, session.dtype) for value in (tuple(args), dict(kwargs)))
 
     def run() -> None:
-        session.recorder.call(lambda: session.model(*args, **kwargs), (args, kwargs))
+        session.call_plain(*args, **kwargs)
 
     _record_forward(session, 1, run)
 
@@ -227,8 +233,7 @@ def _use_forward(session: Session, inputs: Inputs | tuple[torch.Tensor, ...], to
     kwargs = _with_placeholders(session, inputs)
 
     def run(masks: Inputs) -> None:
-        given = {**kwargs, **masks}
-        session.recorder.call(lambda: session.model(**given), given)
+        session.call_plain(**{**kwargs, **masks})
 
     texts = {name: kwargs[name] for name in kwargs if name == "input_ids"}  # with placeholders
     with real_tensors():

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -329,6 +329,36 @@ def _plain_attention(
     return weights[..., :-1].to(query.dtype) @ value
 
 
+@contextmanager
+def attending_in_parts() -> Iterator[None]:
+    """Have forwards of this thread outside a step attend with `PART_ROWS` tokens at a time on accelerators."""
+    _active.in_parts = True
+    try:
+        yield
+    finally:
+        _active.in_parts = False
+
+
+def _plain_in_parts(
+    plain: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Causal attention [1, tokens, heads, dim] by calls of ``plain`` for `PART_ROWS` tokens each."""
+    tokens, positions = query.shape[2], key.shape[2]
+    found = []
+    for begin in range(0, tokens, PART_ROWS):
+        end = min(begin + PART_ROWS, tokens)
+        if attention_mask is None:
+            mask = _causal_mask(end - begin, positions, positions - tokens + begin, None, query.device)[None, None]
+        else:
+            mask = attention_mask[:, :, begin:end]
+        found.append(plain(query[:, :, begin:end], key, value, mask)[0])
+    return torch.cat(found, dim=1)
+
+
 def ragged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -350,7 +380,11 @@ def ragged_attention(
     if cache is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        plain: Callable[..., Any] = partial(sdpa_attention_forward, module, scaling=scaling, **kwargs)
+        in_parts = getattr(_active, "in_parts", False) and getattr(module, "is_causal", True)
+        if not in_parts or query.device.type == HOST:
+            return plain(query, key, value, attention_mask)
+        return _plain_in_parts(plain, query, key, value, attention_mask), None
     own = getattr(module, "layer_idx", None)
     # None or -1: several layers share the module, as in Zamba: it is called for the one that it has just stored
     layer = cache.updated if own is None or int(own) < 0 else int(own)

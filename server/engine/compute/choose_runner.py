@@ -84,7 +84,7 @@ def choose_runner(
         return PlainRunner(model, cached=known.cached)
     previous = getattr(model.config, "_attn_implementation", None)
     whole = PlainRunner(model, cached=False)
-    expected = [whole.forward(prompt)[-1] for prompt in _PROMPTS]
+    expected = [whole.last_logits(prompt) for prompt in _PROMPTS]
     try:
         packed = PackedRunner(model, row_multiple=row_multiple, host_linear=host_linear)
         logits, attended = packed.last_logits(_PROMPTS)
@@ -110,7 +110,7 @@ def choose_runner(
 
 def _goes_on(packed: PackedRunner, whole: PlainRunner) -> bool:
     """Whether the modules with recurrent states are right over several steps. They find out how they may be called."""
-    expected = [whole.forward([*prompt, *_NEXT])[-1] for prompt in _LONG]
+    expected = [whole.last_logits([*prompt, *_NEXT]) for prompt in _LONG]
     # Texts of many tokens, some of whose states went through memory in between: roundings add up.
     return all(_close(one, other, 10) for one, other in zip(_grown(packed), expected, strict=True))
 

@@ -11,10 +11,14 @@ import torch
 from transformers import DynamicCache
 
 from bigmodel.server.adapters.rows import Adapters, Rows
+from bigmodel.server.engine.compute.attention import attending_in_parts
 from bigmodel.server.engine.compute.hidden import taking_states
 from bigmodel.server.engine.compute.host_linear import HostLinear
 from bigmodel.server.engine.compute.runner import CACHE_NAMES, input_device, readable
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
+
+KEPT = "logits_to_keep"
+"""Argument of a forward that says of how many of the last tokens it gives logits."""
 
 
 class PlainRunner:
@@ -36,6 +40,7 @@ class PlainRunner:
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in CACHE_NAMES if name in parameters), None)
         self._takes_positions = "position_ids" in parameters
+        self._keeps_last: dict[str, Any] = {KEPT: 1} if KEPT in parameters else {}
         if cached and self._cache_name is None:
             raise ValueError(f"{type(model).__name__} takes no cache")
 
@@ -85,9 +90,12 @@ class PlainRunner:
         sequence.kv.model_cache = cache
         return readable(taken.states)
 
-    def forward(self, tokens: list[int], start: int = 0, cache: DynamicCache | None = None) -> torch.Tensor:
-        """Logits [tokens, vocabulary] of ``tokens`` at positions from ``start`` on."""
-        arguments: dict[str, Any] = {"use_cache": cache is not None}
+    def forward(
+        self, tokens: list[int], start: int = 0, cache: DynamicCache | None = None, **options: Any
+    ) -> torch.Tensor:
+        """Logits [tokens, vocabulary] of ``tokens`` at positions from ``start`` on, with further arguments of the
+        model's forward."""
+        arguments: dict[str, Any] = {"use_cache": cache is not None, **options}
         if cache is not None and self._cache_name is not None:
             arguments[self._cache_name] = cache
         if self._takes_positions:
@@ -95,6 +103,12 @@ class PlainRunner:
         with torch.inference_mode():
             output = self.model(input_ids=torch.tensor([tokens], device=self.device), **arguments)
         return readable(output.logits[0])
+
+    def last_logits(self, tokens: list[int]) -> torch.Tensor:
+        """Logits [vocabulary] of the last of ``tokens``, in no more memory than a plan counts for their positions: no
+        others are kept, and their rows attend in parts."""
+        with attending_in_parts():
+            return self.forward(tokens, **self._keeps_last)[-1].clone()
 
     def empty_cache(self) -> DynamicCache:
         """A new cache of the model."""

@@ -111,8 +111,24 @@ def selective_scan(
         dt = dt + delta_bias.to(dt.dtype)[..., None]
     if delta_softplus:
         dt = functional.softplus(dt)
+    states = _states(hidden_states, dt, A, B, state)
+    last = states[-1].clone()
+    read = C.permute(2, 0, 1)[..., None]
+    out = torch.matmul(states.to(hidden_states.dtype), read)[..., 0].permute(1, 2, 0)
+    del states  # of all tokens: many times what the outputs take
+    if D is not None:
+        out = out + hidden_states * D[None, :, None]
+    if z is not None:
+        out = out * functional.silu(z)
+    return out, last
+
+
+def _states(
+    hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, state: torch.Tensor | None
+) -> torch.Tensor:
+    """The states [tokens, sequences, width, state size] after each token; arguments as `selective_scan` has them."""
     by_token = dt.permute(2, 0, 1)[..., None]
-    factors = (A * by_token).exp_()  # [tokens, sequences, width, state size], as `states`
+    factors = (A * by_token).exp_()
     states = by_token * B.permute(2, 0, 1)[:, :, None].float()
     states *= hidden_states.permute(2, 0, 1)[..., None].float()
     last = state
@@ -120,11 +136,4 @@ def selective_scan(
         if last is not None:
             now += factor.mul_(last)
         last = now
-    assert last is not None
-    read = C.permute(2, 0, 1)[..., None]
-    out = torch.matmul(states.to(hidden_states.dtype), read)[..., 0].permute(1, 2, 0)
-    if D is not None:
-        out = out + hidden_states * D[None, :, None]
-    if z is not None:
-        out = out * functional.silu(z)
-    return out, last.clone()
+    return states

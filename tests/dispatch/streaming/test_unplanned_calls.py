@@ -13,7 +13,7 @@ from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
 from bigmodel import dispatch_model, get_plan, make_plan
 from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
-from bigmodel.dispatch.streaming.unplanned_calls import UnplannedCalls, of_part, of_plan
+from bigmodel.dispatch.streaming.unplanned_calls import MeasuredCalls, UnplannedCalls, of_part, of_plan
 from bigmodel.errors import BudgetError
 from bigmodel.limits import PLANNED_SHARE
 from bigmodel.plan import Plan
@@ -95,7 +95,7 @@ def test_steps_are_measured_again_once_they_may_take_what_the_last_measured_one_
 
 @torch.no_grad()
 def test_a_part_is_measured_with_more_tokens_than_planned(plan: Plan) -> None:
-    calls = of_part(plan)
+    calls = of_part(plan, nn.Module.forward)
     assert calls is not None
     assert calls.size_of((torch.zeros(1, 64, 32),), {}) is None
     assert calls.size_of((), {"hidden_states": torch.zeros(1, 65, 32)}) is not None
@@ -120,9 +120,105 @@ def test_calls_like_one_that_fitted_are_measured_no_more(plan: Plan) -> None:
     assert calls.size_of((TOKENS.repeat(2, 1),), {}) is not None
 
 
-def test_models_without_text_have_no_unplanned_calls() -> None:
-    plan = make_plan(nn.Linear(2, 2), {"cpu": "1GB"}, sample_inputs=torch.ones(1, 2))
+@pytest.mark.usefixtures("accelerators")
+@torch.no_grad()
+def test_labels_among_sample_inputs_plan_the_loss_beside_generation() -> None:
+    text, many = {"input_ids": TOKENS, "labels": TOKENS}, TOKENS.repeat(2, 1)
+    made = make_plan(llama(layers=2), {0: "1GB", "cpu": "1GB"}, sample_inputs=text, context_length=64)
+    plan = make_plan(
+        llama(layers=2),
+        {0: made.devices[0].total - made.devices[0].weights // 2, "cpu": "1GB"},
+        sample_inputs=text,
+        context_length=64,
+    )
+    assert plan.streamed
+    assert plan.devices[0].kv_cache > 0
+    assert size_of(plan, **text) is None
+    assert size_of(plan, TOKENS, logits_to_keep=1) is None
+    assert size_of(plan, input_ids=many, labels=many) is not None
+    model = dispatch_model(llama(layers=2), plan)
+    reset_peak_memory(0)
+    assert torch.equal(model(**text).loss.cpu(), llama(layers=2)(**text).loss)
+    assert max_memory_allocated(0) <= plan.devices[0].total
+
+
+class Pictures(nn.Module):
+    """Convolutions that keep what the way down has, as a U-Net does."""
+
+    def __init__(self, depth: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(depth))
+
+    def forward(self, image: torch.Tensor, mask: torch.Tensor | None = None, all_layers: bool = False) -> Any:
+        found = [image]
+        for layer in self.layers:
+            found.append(torch.relu(layer(found[-1])) if mask is None else layer(found[-1]) * mask)
+        return found if all_layers else sum(found)
+
+
+IMAGE = torch.ones(2, 8, 6, 6)
+
+
+@pytest.fixture(scope="module")
+def calls_of_pictures() -> MeasuredCalls[Any]:
+    plan = make_plan(Pictures(), {0: "1GB", "cpu": "1GB"}, sample_inputs=(IMAGE,))
+    calls = of_plan(Plan.from_json(plan.to_json()), Pictures.forward.__get__(Pictures()))
+    assert calls is not None
+    return calls
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("args", "kwargs", "is_planned"),
+    [
+        ((IMAGE,), {}, True),
+        ((IMAGE[:1, :, :3],), {"mask": None, "all_layers": False}, True),
+        ((), {"image": IMAGE}, True),
+        ((IMAGE.repeat(2, 1, 1, 1),), {}, False),
+        ((IMAGE[:1].repeat(1, 1, 2, 1),), {}, False),
+        ((IMAGE.double(),), {}, False),
+        ((IMAGE, IMAGE[:1, :1]), {}, False),
+        ((IMAGE,), {"all_layers": True}, False),
+    ],
+)
+def test_without_text_inputs_larger_than_planned_or_further_ones_are_not(
+    calls_of_pictures: MeasuredCalls[Any], args: tuple[Any, ...], kwargs: dict[str, Any], is_planned: bool
+) -> None:
+    assert (calls_of_pictures.size_of(args, kwargs) is None) == is_planned
+
+
+@torch.no_grad()
+def test_inputs_that_fitted_are_measured_no_more(calls_of_pictures: MeasuredCalls[Any]) -> None:
+    found = calls_of_pictures.size_of((IMAGE.repeat(4, 1, 1, 1),), {})
+    assert found is not None
+    calls_of_pictures.fits(found)
+    assert calls_of_pictures.size_of((IMAGE.repeat(3, 1, 1, 1),), {}) is None
+    assert calls_of_pictures.size_of((IMAGE.repeat(5, 1, 1, 1),), {}) is not None
+    assert calls_of_pictures.size_of((IMAGE.repeat(3, 1, 1, 1),), {"all_layers": True}) is not None
+
+
+def test_models_whose_inputs_are_not_known_have_no_unplanned_calls() -> None:
+    plan = make_plan(nn.Linear(2, 2), {"cpu": "1GB"})
     assert of_plan(plan, nn.Linear.forward) is None
+    assert of_part(plan, nn.Linear.forward) is None
+
+
+@pytest.mark.usefixtures("every_accelerator")
+@exact
+@torch.no_grad()
+@pytest.mark.parametrize("part", ["", "layers.1"])
+def test_larger_inputs_without_text_keep_to_the_budget_or_end_in_one_error(part: str) -> None:
+    whole = make_plan(Pictures(), {0: "1GB", "cpu": "1GB"}, sample_inputs=(IMAGE,)).devices[0]
+    budget = whole.total - whole.weights // 4
+    plan = make_plan(Pictures(), {0: budget, "cpu": "1GB"}, sample_inputs=(IMAGE,))
+    assert plan.streamed
+    model = dispatch_model(Pictures(), plan)
+    reset_peak_memory(0)
+    called = model.get_submodule(part)
+    called(IMAGE)
+    with pytest.raises(BudgetError, match=r"larger or further inputs than planned passes the budget of device 0 by"):
+        called(IMAGE.repeat(32, 1, 1, 1))
+    assert max_memory_allocated(0) <= budget
 
 
 @pytest.mark.slow

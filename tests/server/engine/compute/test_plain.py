@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.server.engine.compute.attention import PART_ROWS
 from bigmodel.server.engine.compute.plain import PlainRunner
+from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.engine.kv.buffers import SequenceKV
 from bigmodel.server.engine.scheduling.request import Sequence
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
@@ -39,6 +43,27 @@ def test_a_prompt_in_two_chunks_and_one_decoded_token(cached: bool) -> None:
         torch.testing.assert_close(logits, by_itself(model, sequence.token_slice(0, len(sequence)))[-1:])
         sequence.computed += tokens
         sequence.output.append(11)
+
+
+def test_logits_of_the_last_token_keep_no_others_in_memory() -> None:
+    model, prompt = tiny_model(), [5, 6, 7, 8]
+    last = PlainRunner(model, cached=False).last_logits(prompt)
+    torch.testing.assert_close(last, by_itself(model, prompt)[-1])
+    assert last.untyped_storage().nbytes() == last.nbytes
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_rows_of_a_long_prompt_attend_in_parts_for_the_logits_of_its_last_token() -> None:
+    model = tiny_model(layers=1).to("virtual:0")
+    PackedRunner(model)  # from then on its attention is the engine's
+    runner, prompt = PlainRunner(model, cached=False), [token % 7 for token in range(3 * PART_ROWS)]
+    gc.collect()
+    before = memory_allocated(0)
+    reset_peak_memory(0)
+    last = runner.last_logits(prompt)
+    scores = 4 * len(prompt) * PART_ROWS * last.itemsize  # of as many heads
+    assert max_memory_allocated(0) - before < 6 * scores
+    torch.testing.assert_close(last, runner.forward(prompt)[-1])
 
 
 def test_log_probabilities_of_a_prompt_need_all_its_logits() -> None:

@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch.nn import functional
 
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.server.engine.compute.selective_scan import (
     SCAN,
     scanning_forward,
@@ -58,6 +59,18 @@ def test_from_the_state_of_the_first_tokens_it_goes_on_as_if_never_cut(cut: int)
     torch.testing.assert_close(end, last)
     assert torch.equal(state, kept)
     torch.testing.assert_close(torch.cat([first, second], dim=-1), whole)
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_outputs_are_computed_without_the_factors_of_the_states() -> None:
+    given = {
+        name: value.to("virtual:0") if isinstance(value, torch.Tensor) else value for name, value in inputs().items()
+    }
+    before = memory_allocated(0)
+    reset_peak_memory(0)
+    selective_scan(**given)
+    of_a_token = 2 * WIDTH * 4
+    assert max_memory_allocated(0) - before <= TOKENS * of_a_token * (2 * SIZE + 4)
 
 
 def test_each_token_is_a_step_of_the_recurrence() -> None:
