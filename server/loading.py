@@ -191,6 +191,23 @@ def without_adapters(
     return {key: size if key == DISK else max(size - taken, 0) for key, size in left.items()}
 
 
+Files = frozenset[tuple[str, int, int, int]]
+"""Names of files with their numbers (inodes), sizes and times."""
+
+
+def _files_of(model: str) -> Files:
+    """The files of a model's folder, or its one file; none of a Hub id, whose files do not change."""
+    path = Path(model).expanduser()
+    found = []
+    for file in path.iterdir() if path.is_dir() else [path]:
+        try:
+            status = file.stat()
+        except OSError:  # it went meanwhile
+            continue
+        found.append((file.name, status.st_ino, status.st_size, status.st_mtime_ns))
+    return frozenset(found)
+
+
 class PlannedModel:
     """A model that is planned before it is loaded, with what is left of budgets then.
 
@@ -217,6 +234,8 @@ class PlannedModel:
         self.adapters_bytes = 0
         self._options = options
         self._profiles: dict[str, Profile] = {}
+        self._files: Files | None = None
+        self.changed()
         if self.adapters:
             self._count_adapters()
 
@@ -238,6 +257,16 @@ class PlannedModel:
         trusted = options.get("trust_remote_code", False)
         load_images(self.model, load_tokenizer(self.model, options.get("revision"), trusted), options)
         return options
+
+    def changed(self) -> bool:
+        """Whether files of the model's folder are others than when this was asked before: then what was read of them
+        is forgotten, and plans of before are no longer the model's."""
+        before, self._files = self._files, _files_of(self.model)
+        if before is None or before == self._files:
+            return False
+        self._profiles.clear()
+        vars(self).pop("_workload", None)
+        return True
 
     def plan(self, budgets: Mapping[int | str, int]) -> Plan:
         """The plan within ``budgets``, in bytes by device key, and without what adapters take; no weight is read.

@@ -83,6 +83,9 @@ def build_engine(
         runner.adapters = make_adapters(model, adapters, runner)
     sequences = sequences_at_once(plan, options)
     drafter = as_planned(make_drafter(model, draft_model, options, runner), plan, options, sequences)
+    if isinstance(runner, PackedRunner) and plan is not None:
+        proposed = 0 if drafter is None else options.prompt_lookup or options.draft_tokens
+        runner.logits_at_once = sequences * (1 + proposed)
     gathered = runner.gathered_per_token() if isinstance(runner, PackedRunner) else {}
     keeps_prefixes = options.prefix_cache and isinstance(runner, PackedRunner)
     room = state_room(runner, sequences, keeps_prefixes)

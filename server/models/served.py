@@ -174,6 +174,9 @@ class ServedModel:
     def _plan(self, left: Mapping[Key, int]) -> Plan:
         """The plan within some budgets, which is kept: the same models take turns with each other."""
         assert isinstance(self.source, PlannedModel)
+        if self.source.changed():
+            self._plans.clear()
+            self._runners.clear()
         known = tuple(left.items())
         if known not in self._plans:
             if len(self._plans) == KEPT_PLANS:

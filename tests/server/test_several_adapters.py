@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,7 @@ def test_claims_and_plans_count_adapters(folders: dict[str, str], adapters: dict
 
 
 @pytest.mark.slow
-def test_an_adapter_that_has_grown_is_an_error_that_says_so(
+def test_an_adapter_that_has_grown_or_gone_is_an_error_that_says_so(
     folders: dict[str, str], tmp_path: Path, texts: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     own = {"b": {"dry": str(write_adapter(tiny_model(1, layers=3), tmp_path / "dry"))}}
@@ -173,6 +174,13 @@ def test_an_adapter_that_has_grown_is_an_error_that_says_so(
         assert (answer.status_code, code_of(answer)) == (503, "loading_failed")
         assert "start it anew" in caplog.text
         assert text(complete(url, "a")) == texts["a"]
+        shutil.rmtree(tmp_path / "dry")
+        assert complete(url, "dry").status_code == 503
+        assert f"adapter 'dry': {tmp_path / 'dry' / 'adapter_config.json'} cannot be read" in caplog.text
+        write_adapter(tiny_model(1, layers=3), tmp_path / "dry")
+        answered = text(complete(url, "dry"))
+        shutil.rmtree(tmp_path / "dry")  # what is loaded needs no file
+        assert text(complete(url, "dry")) == answered
 
 
 @pytest.mark.slow

@@ -433,6 +433,25 @@ def test_a_model_that_cannot_be_loaded_is_an_error_until_it_can(
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_a_checkpoint_that_was_replaced_while_unloaded_is_planned_anew(
+    folders: dict[str, str], texts: dict[str, str], tmp_path: Path
+) -> None:
+    """The folder of `b` has another model's files, with more layers, and then none."""
+    folder = tmp_path / "b"
+    shutil.copytree(folders["b"], folder)
+    app = several_app({"b": str(folder), "a": folders["a"]}, HOST, keep_alive=0.1)
+    with serving(app) as url:
+        assert text(complete(url, "b")) == texts["b"]
+        until(lambda: served(app, "b").running is None)
+        shutil.rmtree(folder)
+        shutil.copytree(folders["c"], folder)
+        assert text(complete(url, "b")) == texts["c"]
+        until(lambda: served(app, "b").running is None)
+        shutil.rmtree(folder)
+        assert (complete(url, "b").status_code, text(complete(url, "a"))) == (503, texts["a"])
+
+
+@pytest.mark.slow
 def test_a_request_waits_so_long_and_no_longer_for_one_in_use(
     folders: dict[str, str], needed: dict[str, int], texts: dict[str, str]
 ) -> None:

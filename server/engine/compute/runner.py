@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence as Seq
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +20,7 @@ from bigmodel.devices import HOST
 from bigmodel.devices.pinned import on_device
 from bigmodel.server.adapters.rows import Adapters, Rows
 from bigmodel.server.engine.compute.attention import NAME, RaggedCache, Span, ragged_step, register
+from bigmodel.server.engine.compute.head_in_parts import head_in_parts
 from bigmodel.server.engine.compute.hidden import taking_states
 from bigmodel.server.engine.compute.host_linear import (
     HostLinear,
@@ -137,6 +138,7 @@ class PackedRunner:
 
     Attributes:
         by_call: Whether an accelerator has attended call by call: that takes memory for each row and position.
+        logits_at_once: Rows whose logits an accelerator has memory for; None: any number.
     """
 
     name = "packed"
@@ -160,6 +162,7 @@ class PackedRunner:
             row_multiple = probe_row_multiple(model, self.device, linear_of(self.host_linear))
         self.row_multiple = int(row_multiple)
         self.by_call = by_call
+        self.logits_at_once: int | None = None
         give_contiguous(model)
         self.adapters: Adapters | None = None
         if layers is not None:
@@ -244,7 +247,7 @@ class PackedRunner:
         extra = {"logits_to_keep": kept} if self._keeps_rows else {}
         library = OneDnnLinear() if self.host_linear == "onednn" else nullcontext()
         extra |= {"position_ids": places[None]} if self._takes_positions else {}
-        with torch.inference_mode(), ragged_step(cache), library:
+        with torch.inference_mode(), ragged_step(cache), library, self._head(len(keep)):
             logits: torch.Tensor = self.model(
                 input_ids=ids[None], use_cache=True, **{self._cache_name: cache}, **extra
             ).logits[0]
@@ -254,6 +257,14 @@ class PackedRunner:
         if not self._keeps_rows:
             logits = logits[rows]
         return readable(logits[: len(keep)])
+
+    def _head(self, rows: int) -> AbstractContextManager[None]:
+        """The context in which the output layer computes so many rows: in parts where memory for all is not planned."""
+        most = self.logits_at_once
+        if most is None or rows <= most or self.device.type == HOST or not self._keeps_rows:
+            return nullcontext()
+        # Parts are padded as packed rows are, so that each row has the bits that it has alone.
+        return head_in_parts(self.model, max(1, most // self.row_multiple) * self.row_multiple)
 
     def last_logits(self, prompts: Seq[list[int]]) -> tuple[list[torch.Tensor], int]:
         """Logits [vocabulary] after each prompt, from one forward, and the number of layers that were computed here."""

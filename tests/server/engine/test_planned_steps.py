@@ -94,3 +94,19 @@ def test_steps_keep_to_a_plan_that_is_far_below_that_of_whole_prompts(tmp_path: 
         each.wait()
     made.stop()
     assert max_memory_allocated(0) <= placed.plan.devices[0].total <= int(share * total)
+
+
+def test_logits_of_a_whole_prompt_keep_to_the_plan(tmp_path: Path) -> None:
+    """Log-probabilities of a prompt need the logits of each of its rows, and plans count those of one row a text."""
+    folder = saved("llama", tmp_path)
+    chunk = planned_chunk(OPTIONS, SEQUENCES)
+    placed = loaded(folder, total_of(folder, chunk), chunk)
+    made = build_engine(placed.model, placed.tokenizer, placed.plan, OPTIONS)
+    gc.collect()
+    reset_peak_memory(0)
+    made.start()
+    answers = [ask(made, "the cat sat on the mat " * 15, max_tokens=2, prompt_logprobs=True, logprobs=1) for _ in "ab"]
+    for each in answers:
+        each.wait()
+    made.stop()
+    assert max_memory_allocated(0) <= placed.plan.devices[0].total
