@@ -98,7 +98,9 @@ def test_steps_keep_to_a_plan_that_is_far_below_that_of_whole_prompts(tmp_path: 
 
 def test_logits_of_a_whole_prompt_keep_to_the_plan(tmp_path: Path) -> None:
     """Log-probabilities of a prompt need the logits of each of its rows, and plans count those of one row a text."""
-    folder = saved("llama", tmp_path)
+    folder = tmp_path
+    tiny_model(vocab_size=8192).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
     chunk = planned_chunk(OPTIONS, SEQUENCES)
     placed = loaded(folder, total_of(folder, chunk), chunk)
     made = build_engine(placed.model, placed.tokenizer, placed.plan, OPTIONS)
