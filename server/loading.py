@@ -217,6 +217,7 @@ class PlannedModel:
         self.adapters_bytes = 0
         self._options = options
         self._profiles: dict[str, Profile] = {}
+        self._profiled_config: dict[str, Any] | None = None
         if self.adapters:
             self._count_adapters()
 
@@ -270,6 +271,7 @@ class PlannedModel:
 
         if device_type not in self._profiles:
             options = self._workload
+            self._profiled_config = self._config()
             self._profiles[device_type] = profile_source(
                 self.model,
                 options.get("dtype", "auto"),
@@ -286,8 +288,21 @@ class PlannedModel:
             )
         return self._profiles[device_type]
 
+    def _config(self) -> dict[str, Any]:
+        from bigmodel.sources.resolve import open_source
+
+        trusted = self._options.get("trust_remote_code", False)
+        return open_source(self.model, self._options.get("revision"), trust_remote_code=trusted).config_dict()
+
     def load(self, plan: Plan, progress: Loading) -> Loaded:
-        """Load it as planned, with its adapters. Raises ServeError if they take more than when they were counted."""
+        """Load it as planned, with its adapters.
+
+        Raises ServeError if they take more than when they were counted, or the model's config is not the planned one.
+        """
+        if self._profiled_config is not None and self._config() != self._profiled_config:
+            raise ServeError(
+                f"the config of {self.model} has changed since the server planned the model; start it anew to serve it"
+            )
         options: LoadOptions = {**self._workload, "device_map": plan}
         options.pop("offload", None)  # the plan says what is streamed
         loaded = load(self.model, progress=progress, adapters=self.adapters, **options)

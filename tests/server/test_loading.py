@@ -13,6 +13,7 @@ from bigmodel.quantized.host_kernels import HOST_KERNELS
 from bigmodel.server import Loaded, Loading
 from bigmodel.server.loading import (
     LoadingCancelledError,
+    PlannedModel,
     display_name,
     load,
     load_with_draft,
@@ -21,6 +22,7 @@ from bigmodel.server.loading import (
 )
 from tests.quantized.checkpoints import published
 from tests.quantized.twins import packed
+from tests.server.models.several import save
 from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
 
@@ -184,3 +186,12 @@ def test_the_plan_knows_the_passes_of_a_draft_model(folder: Path) -> None:
     assert found.proposing > 0.5 * found.pass_seconds(1)  # of the same model, placed otherwise
     assert found.count(1) == 0  # a draft model as slow as the model itself
     assert load_with_draft(str(folder), None, **options).plan.speculation.count(1) == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_model_that_was_replaced_since_it_was_planned_is_refused(tmp_path: Path) -> None:
+    planned = PlannedModel(save(tmp_path, 0), {"batch_size": 1, "context_length": 32})
+    plan = planned.plan({"cpu": 1 << 30})
+    save(tmp_path, 0, layers=1)
+    with pytest.raises(ServeError, match="has changed since the server planned the model"):
+        planned.load(plan, Loading())
