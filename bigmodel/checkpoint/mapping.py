@@ -146,6 +146,12 @@ def mapped_region(tensor: torch.Tensor) -> MappedRegion | None:
     return MappedRegion(found.path, offset, span * tensor.element_size(), found.device, found.inode)
 
 
+def mapped_file(tensor: torch.Tensor) -> MappedRegion | None:
+    """Return all of the file whose map backs `tensor`, also one that counts as memory; None if none does."""
+    found = _file_of(tensor)
+    return None if found is None else MappedRegion(found.path, 0, found.nbytes, found.device, found.inode)
+
+
 class MapsAgain:
     """Maps the files of mapped tensors again, each once, for tensors that are written to apart from these."""
 

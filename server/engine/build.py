@@ -47,6 +47,7 @@ from bigmodel.server.engine.prefix_identity import prefix_identity
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.engine.scheduling.scheduler import Scheduler
 from bigmodel.server.engine.stages import steps_in_flight
+from bigmodel.server.engine.weight_files import WeightFiles
 from bigmodel.server.text.codec import TextCodec
 
 logger = logging.getLogger(__name__)
@@ -119,6 +120,7 @@ def build_engine(
         vocabulary_size=vocabulary_size(model),
         drafter=drafter,
         in_flight=steps_in_flight(model, runner, drafter, options),
+        check_weights=WeightFiles(model, draft_model).check,
     )
     return Engine(
         core,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 
-from bigmodel.errors import KVDiskError
+from bigmodel.errors import CheckpointFormatError, KVDiskError
 from bigmodel.server.engine.compute.draft import Drafter
 from bigmodel.server.engine.compute.encoder import EncoderRunner
 from bigmodel.server.engine.compute.runner import Runner
@@ -95,7 +96,8 @@ class EngineCore:
 
     ``max_length`` bounds prompt plus output of a sequence, in tokens; ``vocabulary_size`` is the width of the model's
     logits; ``eos_ids`` are the tokens that end a text. ``in_flight``: several steps are computed at once, in the stages
-    of the model; None: one at a time.
+    of the model; None: one at a time. ``check_weights`` raises CheckpointFormatError when a file of weights was cut
+    short.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class EngineCore:
         vocabulary_size: int,
         drafter: Drafter | None = None,
         in_flight: InFlight | None = None,
+        check_weights: Callable[[], None] = lambda: None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
@@ -122,6 +125,7 @@ class EngineCore:
         self.requests: dict[str, Request] = {}
         self.steps = 0
         self._observer = observer
+        self._check_weights = check_weights
         self._launched: deque[LaunchedStep] = deque()  # in the order in which they land
         self._sampler = Sampler(observer, self._send, self._fail_sampling)
 
@@ -147,6 +151,8 @@ class EngineCore:
 
     def _launch(self, steps: int) -> LaunchedStep | None:
         """Launch the next step, of so many in flight at most; None if nothing more can be computed now."""
+        if not self._weights_are_whole():
+            return None
         self._propose()
         batch = self._schedule(steps)
         if not batch:
@@ -166,6 +172,17 @@ class EngineCore:
                 self.scheduler.landed(scheduled.sequence)
             raise
         return launched
+
+    def _weights_are_whole(self) -> bool:
+        """Whether no file of weights was cut short. If one was, all requests fail; later ones may find it mended."""
+        try:
+            self._check_weights()
+        except CheckpointFormatError as error:
+            logger.error("%d requests failed: %s", len(self.requests), error)
+            for request in list(self.requests.values()):
+                self.fail(request, "engine", "a file of the model's weights was cut short while in use")
+            return False
+        return True
 
     def _land(self, launched: LaunchedStep) -> None:
         """Wait for a step, and send the text of the tokens that are sampled."""

@@ -15,13 +15,16 @@ import re
 import uuid
 from collections import Counter, OrderedDict, deque
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from bigmodel.server.http.errors import ANTHROPIC_PATHS, APIError, counted
 from bigmodel.server.http.keys import KeyRing, TooMuchError
@@ -47,6 +50,10 @@ CONNECTIONS = 2048
 CONNECTIONS_OF_AN_ADDRESS = 1024
 """Connections open at once from the same address; those that come through a proxy are all from one."""
 
+EVENTS_AT_ONCE = 16
+"""Parts of requests that are parsed for a connection before others have their turn: headers, and chunks of a body. A
+read may have ten thousands of chunks of one byte."""
+
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 
 REQUEST_ID = "bigmodel.request_id"
@@ -70,21 +77,76 @@ KEPT_SHARE = 0.5
 """Share of a key's limits that requests with `LATER` leave to its others."""
 
 
+class _PacedConnection(h11.Connection):
+    """Needs data, it says, once it has given as many events as are ``left``."""
+
+    left = EVENTS_AT_ONCE
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        if not self.left:
+            return h11.NEED_DATA
+        self.left -= 1
+        return super().next_event()
+
+
+class _PacedFlow(FlowControl):
+    """Reads nothing while ``held``."""
+
+    held = False
+
+    def resume_reading(self) -> None:
+        if self.held:
+            self.read_paused = False  # it is read again once it is held no more
+        else:
+            super().resume_reading()
+
+
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 of uvicorn, with deadlines for headers and bodies, and a bound on the number of connections."""
+    """HTTP/1.1 of uvicorn, with deadlines for headers and bodies, and a bound on the number of connections. However
+    small the chunks of a body are, other connections have their turns between a few of them."""
 
     _deadline: asyncio.TimerHandle | None = None
     _waits_for: Any = None
     _since = 0.0  # when it began to wait for that
     _received = 0  # bytes that have come since
 
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], *args: Any) -> None:
+        super().__init__(config, server_state, app_state, *args)
+        most = config.h11_max_incomplete_event_size
+        self.conn = self._paced = _PacedConnection(h11.SERVER, HEADER_BYTES if most is None else most)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for headers; close the connection if there are too many."""
         super().connection_made(transport)
+        self.flow = _PacedFlow(transport)
         if len(self.connections) > CONNECTIONS or self._same_address() > CONNECTIONS_OF_AN_ADDRESS:
             transport.abort()
             return
         self._watch()
+
+    def handle_events(self) -> None:
+        """Take a few events; the next ones, if there are more, when others have had their turns."""
+        flow = cast(_PacedFlow, self.flow)
+        if flow.held:
+            return
+        super().handle_events()
+        if self._paced.left:
+            self._paced.left = EVENTS_AT_ONCE
+        elif not self.transport.is_closing():
+            flow.held = True
+            self.transport.pause_reading()
+            self.loop.call_soon(self._handle_more)
+
+    def _handle_more(self) -> None:
+        flow = cast(_PacedFlow, self.flow)
+        flow.held = False
+        if self.transport.is_closing():
+            return
+        self._paced.left = EVENTS_AT_ONCE
+        self.handle_events()
+        self._watch()
+        if not (flow.held or flow.read_paused or self.transport.is_closing()):
+            self.transport.resume_reading()
 
     def _same_address(self) -> int:
         """Connections from the address of this one; 0 while there are few connections at all."""

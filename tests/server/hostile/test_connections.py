@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
 import time
@@ -11,8 +12,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from bigmodel.server.http import client_limits
+from bigmodel.server.http.run import server_config
 from tests.server.http.test_run import process, wait_ready
 from tests.server.live import serving, tiny_app
 
@@ -140,3 +144,34 @@ def test_400_idle_and_400_slow_connections_leave_a_process_as_it_was() -> None:
         for _ in range(3):
             assert httpx.get(f"{url}/health", timeout=60).status_code == 200
             assert httpx.post(f"{url}/v1/completions", json=asked, timeout=60).json()["choices"] == before
+
+
+@pytest.mark.anyio
+async def test_others_have_their_turns_between_a_few_of_very_many_chunks() -> None:
+    pieces: list[bytes] = []
+
+    async def note_pieces(scope: Scope, receive: Receive, send: Send) -> None:
+        more = True
+        while more:
+            message = await receive()
+            pieces.append(message["body"])
+            more = message["more_body"]
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+
+    config = server_config(note_pieces, log_level="warning")
+    config.load()
+    loop = asyncio.get_running_loop()
+    made = ServerState()
+    server = await loop.create_server(lambda: client_limits.BoundedProtocol(config, made, {}), "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        asked = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+        writer.write(asked + (head + b"1\r\n{\r\n" * 2000 + b"0\r\n\r\n") * 2 + asked)
+        answers = b""
+        while answers.count(b" 204 ") < 4:
+            answers += await reader.read(4096)
+        writer.close()
+    assert b"".join(pieces) == b"{" * 4000
+    assert max(map(len, pieces)) <= client_limits.EVENTS_AT_ONCE
