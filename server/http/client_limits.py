@@ -110,8 +110,14 @@ class BoundedProtocol(H11Protocol):
     _since = 0.0  # when it began to wait for that
     _received = 0  # bytes that have come since
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], *args: Any) -> None:
-        super().__init__(config, server_state, app_state, *args)
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
         most = config.h11_max_incomplete_event_size
         self.conn = self._paced = _PacedConnection(h11.SERVER, HEADER_BYTES if most is None else most)
 
