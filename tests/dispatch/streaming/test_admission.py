@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -129,7 +129,16 @@ def test_ctrl_c_at_any_moment_leaves_nothing_held() -> None:
     assert number > 5
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C is KeyboardInterrupt here, also where the shell that started the tests has it ignored."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals to one thread")
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_the_wait_and_the_others_go_on() -> None:
     admission = Admission(1)
     running = Caller(admission)
