@@ -19,8 +19,7 @@ from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, no
 from .model.units import UnitProfile, combining_module, find_no_split_classes, growing_layers, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
 from .trace.events import OUTSIDE, Enter, Event, Leave
-from .trace.input_sizes import InputSizes
-from .trace.inputs import LABELS
+from .trace.inputs import LABELS, InputSizes
 from .trace.ledger import D, Rounding, replay
 from .trace.measured import MeasuredForward
 from .trace.trace import InitialStorage, Part, Segment, Trace, renamed

@@ -35,7 +35,7 @@ from bigmodel.server.engine.compute.mtp import MtpDrafter
 from bigmodel.server.engine.compute.planned_draft import PlannedDrafter
 from bigmodel.server.engine.compute.prompt_lookup import PromptLookup
 from bigmodel.server.engine.compute.runner import PackedRunner, Runner, kept_on_host
-from bigmodel.server.engine.core import EngineCore
+from bigmodel.server.engine.core import EngineCore, WeightFiles
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
@@ -47,7 +47,6 @@ from bigmodel.server.engine.prefix_identity import prefix_identity
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.engine.scheduling.scheduler import Scheduler
 from bigmodel.server.engine.stages import steps_in_flight
-from bigmodel.server.engine.weight_files import WeightFiles
 from bigmodel.server.text.codec import TextCodec
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,7 @@ import torch
 
 from ...devices.nested import iter_tensors
 from ...plan import Plan
-from ...profile.trace.input_sizes import InputSizes, are_covered, input_sizes, positional_names
-from ...profile.trace.inputs import LABELS
+from ...profile.trace.inputs import LABELS, InputSizes, are_covered, input_sizes, positional_names
 
 TOKENS = ("input_ids", "inputs_embeds")
 KEPT = "logits_to_keep"

@@ -15,7 +15,7 @@ from typing import Any
 from ...devices import DISK, HOST
 from ...errors import PlanError
 from ...limits import GRADIENT_BYTES, KV_PAGE, READ_AHEAD_BYTES, READERS, STAGING_BYTES, UNKNOWN_NEW_TOKENS
-from ...profile.trace.input_sizes import InputSizes
+from ...profile.trace.inputs import InputSizes
 from .budgets import Key, is_accelerator
 from .expert_split import ExpertSplit
 from .speculation import Speculation

@@ -33,7 +33,7 @@ from .equal_modules import LayerSample, find_layer_samples, model_signature
 from .extrapolate import CannotExtrapolate, extrapolate, refuse_gathered
 from .fake_kernels import fake_mode
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
-from .input_sizes import InputSizes
+from .inputs import InputSizes
 from .recorder import Recorder
 from .recordings import SHARED, Recording
 from .replaying import ReplayingRecorder

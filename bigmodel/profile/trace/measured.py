@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..model.units import UnitProfile
 from .dry_run import Phase
 from .events import Allocate, Enter, Event, Free, Leave
-from .input_sizes import InputSizes
+from .inputs import InputSizes
 from .trace import Trace
 
 

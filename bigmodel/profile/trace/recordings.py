@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from .input_sizes import InputSizes
+from .inputs import InputSizes
 from .trace import Trace, renamed
 
 SHARED: ContextVar[dict[Hashable, Recording] | None] = ContextVar("shared_recordings", default=None)

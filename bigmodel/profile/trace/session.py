@@ -24,7 +24,7 @@ from ...devices.scripts import OverriddenScripts
 from .equal_modules import LayerSample
 from .fake_kernels import new_fake
 from .initial_buffers import initial_buffers
-from .input_sizes import InputSizes, input_sizes, positional_names
+from .inputs import InputSizes, input_sizes, positional_names
 from .recorder import Recorder
 from .values import LARGEST, Values, real_tensors
 from .work import tensors_in

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +13,16 @@ from hypothesis import strategies as st
 
 from bigmodel.devices import virtual
 from bigmodel.dispatch import dispatch_model
+from bigmodel.errors import CheckpointFormatError
 from bigmodel.server.engine import Done, EngineOptions, Failed, build_engine
-from bigmodel.server.engine.core import EngineCore, OutputStream
+from bigmodel.server.engine.core import EngineCore, OutputStream, WeightFiles
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 from bigmodel.server.engine.scheduling.request import Delta, Sequence, TokenLogprob
+from bigmodel.server.loading import load
 from bigmodel.server.text.codec import TextCodec
 from tests.server import oracle
-from tests.server.tiny import Collector, make_request, tiny_model, tiny_tokenizer
+from tests.server.models.several import CONTEXT, SEQUENCES, save
+from tests.server.tiny import Collector, ask, make_request, tiny_model, tiny_tokenizer
 
 
 def core(**options: Any) -> EngineCore:
@@ -244,3 +249,29 @@ def test_tokens_are_the_same_however_late_work_is_done(
     for each in streamed_and_on_host:
         run(each)
     assert [sink.tokens() for sink in sinks[0]] == [sink.tokens() for sink in sinks[1]]
+
+
+def test_weights_that_are_not_mapped_have_no_files() -> None:
+    WeightFiles(tiny_model(), None).check()
+
+
+@pytest.mark.slow
+def test_requests_fail_while_a_file_is_too_short(tmp_path: Path) -> None:
+    loaded = load(save(tmp_path, 0), max_memory={"cpu": "1GiB"}, batch_size=SEQUENCES, context_length=CONTEXT)
+    engine = build_engine(loaded.model, loaded.tokenizer, loaded.plan, EngineOptions(max_sequences=SEQUENCES))
+    engine.start()
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    before = ask(engine, "the cat", temperature=0.0, max_tokens=2)
+    before.wait()
+    os.truncate(path, 10)
+    with pytest.raises(CheckpointFormatError, match="cut short while in use"):
+        WeightFiles(loaded.model).check()
+    failed = ask(engine, "the cat", max_tokens=2).wait()
+    assert isinstance(failed, Failed)
+    assert "cut short" in failed.message
+    path.write_bytes(whole)
+    after = ask(engine, "the cat", temperature=0.0, max_tokens=2)
+    after.wait()
+    engine.stop()
+    assert after.tokens() == before.tokens() != []
