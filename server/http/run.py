@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import os
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 LINGER_SECONDS = 1.0
 """How long /health answers 503 after a failure, before the process exits."""
+
+CUT_SECONDS = 4.0
+"""How long connections stay open once what runs has ended: for clients that are slow to send or to read."""
 
 TRIM_SECONDS = 0.5
 """How often at most the memory that large requests free is returned to the system."""
@@ -113,7 +117,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     state: ServerState = app.state.server
     use_few_arenas()
     state.pool.on_loaded, state.pool.on_unloaded = keep_what_is_loaded, return_beside_the_next_load
-    config = server_config(app, log_level=log_level, timeout_graceful_shutdown=5)
+    config = server_config(app, log_level=log_level, timeout_graceful_shutdown=int(CUT_SECONDS) + 1)
     logging.getLogger("uvicorn.access").addFilter(_WITHOUT_POLLING)
     _allow_files(2 * CONNECTIONS)
     server = DrainingServer(config, state)
@@ -158,6 +162,21 @@ class DrainingServer(uvicorn.Server):
         self._state.draining = True
         logger.info("%s: finishing what runs, within %g s", name, self._state.settings.drain_timeout)
         threading.Thread(target=self._drain, name="bigmodel-drain", daemon=True).start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what is open; cut connections that do not close by themselves, before uvicorn cancels their tasks."""
+        cut = asyncio.get_running_loop().call_later(CUT_SECONDS, self._cut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cut.cancel()
+
+    def _cut(self) -> None:
+        left = [connection.transport for connection in self.server_state.connections]
+        if left:
+            logger.warning("%d connections are cut: their clients neither sent nor read in time", len(left))
+        for transport in left:
+            transport.abort()
 
     def watch_for_failure(self) -> None:
         """End the server soon after the engine or the loader has failed."""

@@ -115,6 +115,22 @@ def test_objects_are_collected_again_once_the_server_has_ended(monkeypatch: pyte
 
 
 @pytest.mark.slow
+def test_clients_that_are_stuck_are_cut_in_one_line() -> None:
+    with process(0.01, 0.1) as (child, url):
+        wait_ready(url)
+        half = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as stuck:
+            stuck.sendall(half)
+            while not httpx.get(f"{url}/health").is_success:
+                time.sleep(0.01)
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(60) == 0
+        assert child.log.read_text().splitlines() == [
+            "1 connections are cut: their clients neither sent nor read in time"
+        ]
+
+
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once_and_says_so() -> None:
     with process(0.05, 60) as (child, url):
         wait_ready(url)
