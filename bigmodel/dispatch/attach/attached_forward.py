@@ -237,7 +237,7 @@ class AttachedForward(NotCopied):
         run: Compute = self.compute or self.plain
         if self.unplanned is not None and (size := self.unplanned.size_of(args, kwargs)) is not None:
             assert self.transform_budgets is not None
-            run = functools.partial(_run_unplanned, self.transform_budgets, Unplanned(self.unplanned, size), run)
+            run = functools.partial(self.transform_budgets.run, run, unplanned=Unplanned(self.unplanned, size))
         if torch.is_grad_enabled() or is_transformed():
             for streamer, block in self.blocks:
                 run = functools.partial(run_with_gradients, streamer, block, self.module, run)
@@ -263,13 +263,6 @@ class AttachedForward(NotCopied):
         if self._own is not None:
             return self._own(*args, **kwargs)
         return self._function(self._module(), *args, **kwargs)
-
-
-def _run_unplanned(
-    budgets: TransformBudgets, call: Unplanned, run: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Run a call that is beyond the plan, within the budgets."""
-    return budgets.run(run, args, kwargs, call)
 
 
 def innermost_running(module: nn.Module) -> AttachedForward | None:
