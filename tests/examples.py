@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 from hypothesis import Phase, settings
 
 FAST = 25
@@ -64,9 +63,12 @@ def alike(
     return pytest.mark.parametrize(names, [*cases[:first], *long], ids=ids)
 
 
-def _with_marks(values: Any, marks: Sequence[pytest.MarkDecorator]) -> ParameterSet:
-    if len(values) == 1 and isinstance(values[0], ParameterSet):
+_PARAM = type(pytest.param())
+
+
+def _with_marks(values: Any, marks: Sequence[pytest.MarkDecorator]) -> Any:
+    if len(values) == 1 and isinstance(values[0], _PARAM):
         values = values[0]
-    if isinstance(values, ParameterSet):
+    if isinstance(values, _PARAM):
         return pytest.param(*values.values, marks=[*values.marks, *marks], id=values.id)
     return pytest.param(*values, marks=marks)
