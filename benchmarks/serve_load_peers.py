@@ -114,7 +114,7 @@ def _guidellm_arguments(target: Target, load: Load, folder: Path) -> list[str]:
         "backend": f"kind=openai_http,target={target.url},model={target.model},request_format=/v1/completions",
         "profile": "kind=replay",
         "tokenizer": f"kind=hf_auto,model={target.folder}",
-        "data": f"kind=trace_synthetic,path={folder / 'trace.jsonl'}",
+        "data": f"kind=trace_synthetic,source.kind=json_file,source.path={folder / 'trace.jsonl'}",
         "output": f"kind=json,path={folder / 'report.json'}",
     }
     return [

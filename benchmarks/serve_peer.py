@@ -82,8 +82,9 @@ def checkpoint(folder: Path, size: str, seed: int, tokenizer: Any = None) -> Pat
         path.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(dir=path.parent))
         random_llama(size, seed).save_pretrained(new)
-        tokenizer = word_tokenizer() if tokenizer is None else tokenizer
-        tokenizer.pad_token = "0"
+        if tokenizer is None:
+            tokenizer = word_tokenizer()
+            tokenizer.pad_token = "0"
         tokenizer.save_pretrained(new)
         new.rename(path)
     return path

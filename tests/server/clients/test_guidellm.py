@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bigmodel.benchmarks.command import run
 from tests.server.live import MODEL
 
 if find_spec("guidellm") is None:  # its import takes seconds
@@ -39,3 +40,11 @@ def test_every_request_is_answered(url: str, tokenizer_folder: Path, tmp_path: P
     assert [len(requests[kind]) for kind in ("successful", "errored", "incomplete")] == [4, 0, 0]
     if route != "/v1/embeddings":
         assert {request["output_metrics"]["text_tokens"] for request in requests["successful"]} == {8}
+
+
+@pytest.mark.slow
+def test_its_percentiles_are_shown_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--quick", "--json", "--rounds", "1", "--request-rate", "20", "--workdir", str(tmp_path)]
+    assert run(["serve-load", *arguments]) == 0
+    shown = {row["client"]: row for row in json.loads(capsys.readouterr().out)["tables"][0]["rows"]}
+    assert 0 < shown["guidellm"]["server's mean"] <= shown["guidellm"]["mean"] <= shown["guidellm"]["p99"]
