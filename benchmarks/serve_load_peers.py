@@ -16,6 +16,12 @@ from typing import Any
 from .harness import BenchmarkError
 from .serve_load_client import FIRST, GAP, MEAN, PER_TOKEN, PERCENTILES, TOKENS, Load
 
+VLLM_BENCH_SERVE = (
+    "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
+    "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
+)
+"""`vllm bench serve` without the other commands of `vllm`, which import what only its server needs."""
+
 TIMEOUT = 600.0
 """Seconds after which a client is ended."""
 
@@ -155,7 +161,7 @@ def _vllm_arguments(target: Target, load: Load, folder: Path) -> list[str]:
     }
     flags = ["skip-chat-template", "disable-shuffle", "ignore-eos", "disable-tqdm", "save-result"]
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    return ["-m", "vllm.entrypoints.cli.main", "bench", "serve", *given, *(f"--{flag}" for flag in flags)]
+    return ["-c", VLLM_BENCH_SERVE, *given, *(f"--{flag}" for flag in flags)]
 
 
 def _vllm_figures(report: dict[str, Any]) -> dict[str, float]:

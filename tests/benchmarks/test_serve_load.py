@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from bigmodel.benchmarks.command import main
 from bigmodel.benchmarks.harness import Samples
 from bigmodel.benchmarks.serve_load import OURS, drawn_load, spaced_tokenizer, tables
-from tests.benchmarks.answering import answer, rows
+from tests.benchmarks.answering import rows
 
 NAMES = ["first token, mean", "server's mean", "server's p95", "tokens/s", "sequences in a step"]
 NAMES += [f"{name} p{p}" for name in ("first token", "per output token") for p in (50, 95, 99)]
@@ -18,10 +19,13 @@ NAMES += [f"{name} p{p}" for name in ("first token", "per output token") for p i
 
 @pytest.mark.slow
 def test_our_client_and_the_server_agree_and_missing_peers_are_named(
-    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bigmodel.benchmarks.serve_load_peers.find_spec", lambda name: None)
-    found = answer(["serve-load", "--request-rate", "50"], workdir, capsys)
+    options = ["--quick", "--rounds", "1", "--request-rate", "50", "--workdir", str(tmp_path / "work")]
+    assert main(["serve-load", *options, "--results", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("serve_load-*.json")
+    found = json.loads(path.read_text())
     (row,) = rows(found)
     assert row["client"] == OURS
     assert 0 < row["server's mean"] <= row["mean"] <= row["p99"]
