@@ -63,7 +63,13 @@ class Peer:
             write_load(load, folder)
             command = [python, *self.arguments(target, load, folder)]
             ended = subprocess.run(
-                command, env=_environment(), capture_output=True, text=True, timeout=TIMEOUT, cwd=folder, check=False
+                command,
+                env=_environment(load),
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                cwd=folder,
+                check=False,
             )
             report = folder / "report.json"
             if ended.returncode or not report.exists():
@@ -96,7 +102,7 @@ def version(python: str, package: str) -> str:
     """
     code = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
     try:
-        ended = subprocess.run([python, "-c", code], env=_environment(), capture_output=True, text=True, check=False)
+        ended = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     except OSError as error:
         raise BenchmarkError(f"{python} cannot be run: {error.strerror}") from error
     if ended.returncode:
@@ -104,13 +110,17 @@ def version(python: str, package: str) -> str:
     return ended.stdout.strip()
 
 
-def _environment() -> dict[str, str]:
-    """An environment without the network, and in which each client has one process for its requests."""
+def _environment(load: Load) -> dict[str, str]:
+    """An environment without the network, and in which guidellm leaves the server its core.
+
+    By default it has ten processes and ten thousand waiting tasks.
+    """
     return {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
-        "GUIDELLM__MAX_WORKER_PROCESSES": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "GUIDELLM__MAX_WORKER_PROCESSES": "1",
+        "GUIDELLM__MAX_CONCURRENCY": str(len(load.prompts)),
     }
 
 

@@ -36,13 +36,14 @@ def test_our_client_and_the_server_agree_and_missing_peers_are_named(
 
 @pytest.mark.slow
 def test_a_client_that_sends_other_requests_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = [f"p{p}_{key}_ms" for key in ("ttft", "tpot", "itl") for p in (50, 95, 99)]
-    report = ", ".join(f'"{key}": 1' for key in [*keys, "mean_ttft_ms", "output_throughput"])
-    silent = tmp_path / "python"
-    silent.write_text(f"#!/bin/sh\nif [ \"$1\" = -c ]; then echo 1.0; else echo '{{{report}}}' > report.json; fi\n")
+    summary = {"successful": {"mean": 1, "percentiles": {"p50": 1, "p95": 1, "p99": 1}}}
+    names = ["time_to_first_token_ms", "inter_token_latency_ms", "output_tokens_per_second"]
+    report = json.dumps({"benchmarks": [{"metrics": dict.fromkeys(names, summary)}]})
+    silent = tmp_path / "python"  # it has a version and leaves a report, but sends nothing
+    silent.write_text(f"#!/bin/sh\nif [ \"$1\" = -c ]; then echo 1.0; else echo '{report}' > report.json; fi\n")
     silent.chmod(0o755)
-    options = ["--quick", "--request-rate", "50", "--rounds", "1", "--workdir", str(tmp_path), "--vllm", str(silent)]
-    assert main(["serve-load", *options]) == 1
+    options = ["--quick", "--request-rate", "50", "--rounds", "1", "--workdir", str(tmp_path)]
+    assert main(["serve-load", *options, "--guidellm", str(silent)]) == 1
     assert "tokens that a client sent are (0, 0, 0) instead of (8, " in capsys.readouterr().err
 
 
