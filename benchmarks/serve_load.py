@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.set_defaults(rounds=3)
     parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64 (default: 4x512)")
-    parser.add_argument("--requests", type=int, default=None, help="requests of a run (default: 150)")
+    parser.add_argument("--requests", type=int, default=None, help="requests of a run (default: 120)")
     parser.add_argument("--tokens", type=int, default=None, help="tokens of each answer (default: 32)")
     parser.add_argument(
         "--request-rate", type=float, default=None, help="requests per second (default: a share of the capacity)"
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     """Measure the server with each client."""
     size = options.size or ("2x64" if options.quick else "4x512")
-    requests = options.requests or (8 if options.quick else 150)
+    requests = options.requests or (8 if options.quick else 120)
     tokens = options.tokens or (4 if options.quick else 32)
     peers = {
         peer: python
