@@ -21,6 +21,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .harness import Column, Limit, Report, Table, Variant, measure
 from .serve_client import completion, exchange
@@ -74,15 +75,16 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-def checkpoint(folder: Path, size: str, seed: int) -> Path:
-    """A folder with random weights and a tokenizer of words that are numbers; made when it is not there."""
+def checkpoint(folder: Path, size: str, seed: int, tokenizer: Any = None) -> Path:
+    """A folder with random weights and a tokenizer (None: of words that are numbers); made when it is not there."""
     path = folder / f"{size}-{seed}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(dir=path.parent))
         random_llama(size, seed).save_pretrained(new)
-        tokenizer = word_tokenizer()
-        tokenizer.pad_token = "0"
+        if tokenizer is None:
+            tokenizer = word_tokenizer()
+            tokenizer.pad_token = "0"
         tokenizer.save_pretrained(new)
         new.rename(path)
     return path

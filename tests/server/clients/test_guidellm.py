@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bigmodel.benchmarks.command import run
 from tests.server.live import MODEL
 
 if find_spec("guidellm") is None:  # its import takes seconds
@@ -39,3 +40,12 @@ def test_every_request_is_answered(url: str, tokenizer_folder: Path, tmp_path: P
     assert [len(requests[kind]) for kind in ("successful", "errored", "incomplete")] == [4, 0, 0]
     if route != "/v1/embeddings":
         assert {request["output_metrics"]["text_tokens"] for request in requests["successful"]} == {8}
+
+
+@pytest.mark.slow
+def test_its_percentiles_are_shown_beside_ours(tmp_path: Path) -> None:
+    options = ["--quick", "--rounds", "1", "--request-rate", "20", "--workdir", str(tmp_path / "work")]
+    assert run(["serve-load", *options, "--results", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("serve_load-*.json")
+    shown = {row["client"]: row for row in json.loads(path.read_text())["tables"][0]["rows"]}
+    assert 0 < shown["guidellm"]["server's mean"] <= shown["guidellm"]["mean"] <= shown["guidellm"]["p99"]
