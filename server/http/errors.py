@@ -120,6 +120,8 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         if isinstance(error.__cause__, RequestValidationError):
             return await validation(request, error.__cause__)
+        if isinstance(error.__cause__, APIError):  # raised while the body was read
+            return counted(app, error.__cause__, request.url.path)
         if isinstance(error.__cause__, JSONBoundsError):
             too_large = APIError(413, f"the body is too large: {error.__cause__}", code="body_too_long")
             return counted(app, too_large, request.url.path)

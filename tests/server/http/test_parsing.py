@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bigmodel.server.http import json_bounds, state
+from bigmodel.server.http import json_bounds, parsing, state
+from bigmodel.server.http.client_limits import Shares
 from bigmodel.server.http.parsing import SMALL_BYTES
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.test_limits import wait_until
@@ -144,3 +145,13 @@ def test_who_leaves_ends_its_turn(keyed: tuple[str, Any]) -> None:
         wait_until(lambda: not server.large.idle)
     wait_until(lambda: server.large.idle)
     assert post(url, json.dumps(LARGE).encode(), authorization="Bearer alpha").status_code == 200
+
+
+def test_a_body_whose_turn_to_be_parsed_does_not_come_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parsing, "TURN_SECONDS", 0.01)
+    app = tiny_app()
+    app.state.server.parsing = Shares(1, 0)
+    with serving(app) as url:
+        answer = post(url, json.dumps(LARGE).encode())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_at_once")
+    assert answer.headers["retry-after"] == "5"
