@@ -477,6 +477,10 @@ class Shares:
         """Whether nobody has a turn or waits for one."""
         return not self._held and not self._waiting
 
+    def wanted(self, client: str) -> bool:
+        """Whether somebody waits who could begin if a turn of this client ended."""
+        return client in self._waiting or any(self._held[one] < self._each for one in self._waiting)
+
     def take(self, client: str) -> bool:
         """Take a turn if there is one at once."""
         if not self._free or self._held[client] >= self._each or client in self._waiting:
