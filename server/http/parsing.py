@@ -1,8 +1,8 @@
 """Work on texts of clients that may take long: done beside the event loop, by few threads, each client in its turn.
 
-A request with a large body takes a turn once its body, or the beginning of it, has come, and ends it once the engine has
-the request. Until then the rest of the body waits at the client: only so many are in memory at once. What comes slowly
-takes no turn from others.
+A request with a large body takes a turn once its body, or the beginning of it, has come, and ends it once the engine
+has the request. Until then the rest of the body waits at the client: only so many are in memory at once. What comes
+slowly takes no turn from others.
 """
 
 from __future__ import annotations
