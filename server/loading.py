@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from bigmodel.devices import DISK, accelerators, format_size, memory_allocated
-from bigmodel.errors import ServeError, SizeError
+from bigmodel.errors import BigModelError, ServeError, SizeError
 from bigmodel.profile.trace.workload import DEFAULT_CONTEXT
 from bigmodel.server.adapters.files import Adapter, adapters_bytes, read_adapter
 from bigmodel.server.text.images import ImageSupport, largest_prompt
@@ -71,13 +71,14 @@ class Loading:
     """Progress of loading. ``fraction`` of the stage, from 0 to 1; None when unknown.
 
     ``before``: bytes in use on each device before the model was loaded, where measured. Once ``cancelled`` is set, the
-    next progress report raises :class:`LoadingCancelledError`.
+    next progress report raises :class:`LoadingCancelledError`. ``again``: whether it has been loaded before.
     """
 
     stage: str = "starting"
     fraction: float | None = None
     before: dict[str, int] = field(default_factory=dict)
     cancelled: bool = False
+    again: bool = False
 
     def begin(self, stage: str) -> None:
         """Start a stage of unknown length."""
@@ -151,7 +152,8 @@ def load(
     """Load ``model`` (a folder or a Hub id), placed by plan, with its tokenizer, and ``adapters``: folders by name.
 
     Memory for keys and values is planned for ``batch_size`` sequences of ``context_length`` tokens. What adapters take
-    is kept free on every device. Raises ServeError when there is no tokenizer, or an adapter that is not served.
+    is kept free on every device. Raises ServeError when there is no tokenizer, or an adapter that is not served; where
+    ``progress`` is that of a model that is loaded again, the model does without such an adapter.
     """
     from bigmodel.checkpoint.progress import watching
     from bigmodel.dispatch import from_pretrained, get_plan
@@ -163,7 +165,7 @@ def load(
     progress.begin("looking for the model")
     source = open_source(model, revision, trust_remote_code=trusted)  # raises before anything is loaded
     source.config_dict()  # a folder that is no model's says so: without this, by what its tokenizer lacks
-    read = [read_adapter(name, folder) for name, folder in (adapters or {}).items()]
+    read = readable_adapters(adapters or {}) if progress.again else all_adapters(adapters or {})
     if read and isinstance(options.get("device_map", "auto"), str):  # a plan was made without what they take
         options["max_memory"] = without_adapters(options.get("max_memory"), adapters_bytes(read))
     progress.begin("loading the tokenizer")
@@ -174,7 +176,45 @@ def load(
     with watching(progress.report):
         placed = from_pretrained(model, per_pass=False, **options)  # the engine holds keys and values itself
     checkpoint = checkpoint_digest(source)
+    if progress.again:
+        read = _fitting(placed, read)
     return Loaded(placed, tokenizer, get_plan(placed), images=images, checkpoint=checkpoint, adapters=read)
+
+
+def all_adapters(folders: Mapping[str, str]) -> list[Adapter]:
+    """Read adapters from their folders by name. Raises ServeError for one that is not served, CheckpointError for a
+    damaged file."""
+    return [read_adapter(name, folder) for name, folder in folders.items()]
+
+
+def readable_adapters(folders: Mapping[str, str]) -> list[Adapter]:
+    """Read those adapters that are there and can be served, from their folders by name; the log names the others."""
+    found = []
+    for name, folder in folders.items():
+        try:
+            found.append(read_adapter(name, folder))
+        except (BigModelError, OSError) as error:
+            _left_out(error)
+    return found
+
+
+def _fitting(model: torch.nn.Module, adapters: Seq[Adapter]) -> list[Adapter]:
+    """Those of the adapters that are the model's; the log names the others."""
+    from bigmodel.server.engine.build import check_adapters
+
+    found = []
+    for adapter in adapters:
+        try:
+            check_adapters(model, [adapter])
+        except ServeError as error:
+            _left_out(error)
+        else:
+            found.append(adapter)
+    return found
+
+
+def _left_out(why: BaseException | str) -> None:
+    logger.error("requests for an adapter are refused until its model is loaded again: %s", why)
 
 
 def without_adapters(
@@ -216,7 +256,8 @@ class PlannedModel:
         options: Those of :func:`load`; ``device_map`` is a strategy, and ``max_memory`` is not among them. A model
             whose own context is shorter than ``context_length`` keeps its own.
         adapters: Folders of its adapters by name. They are read here, to be checked and counted, and again each time
-            that the model is loaded: a model that is not loaded has none in memory.
+            that the model is loaded: a model that is not loaded has none in memory. It is loaded without those that
+            cannot be served any more.
 
     Attributes:
         model: The folder or Hub id.
@@ -232,6 +273,7 @@ class PlannedModel:
         self.model = model
         self.adapters = dict(adapters or {})
         self.adapters_bytes = 0
+        self._bytes_of: dict[str, int] = {}
         self._options = options
         self._profiles: dict[str, Profile] = {}
         self._files: Files | None = None
@@ -244,9 +286,24 @@ class PlannedModel:
         from bigmodel.server.engine.build import check_adapters
         from bigmodel.sources.resolve import open_source
 
-        read = [read_adapter(name, folder) for name, folder in self.adapters.items()]
+        read = all_adapters(self.adapters)
         check_adapters(meta_model(open_source(self.model, self._options.get("revision"))), read)
         self.adapters_bytes = adapters_bytes(read)
+        self._bytes_of = {adapter.name: adapters_bytes([adapter]) for adapter in read}
+
+    def _adapters_of(self, model: torch.nn.Module) -> list[Adapter]:
+        """The adapters as they are now, but for those that are not served any more, or take more than was planned."""
+        found: list[Adapter] = []
+        for adapter in _fitting(model, readable_adapters(self.adapters)):
+            taken, planned = adapters_bytes([adapter]), self._bytes_of[adapter.name]
+            if taken > planned or adapters_bytes([*found, adapter]) > self.adapters_bytes:
+                _left_out(
+                    f"adapter '{adapter.name}' takes {format_size(taken)} of a device and took {format_size(planned)} "
+                    "when the server started; start it anew to plan with it"
+                )
+            else:
+                found.append(adapter)
+        return found
 
     @cached_property
     def _workload(self) -> LoadOptions:
@@ -316,17 +373,11 @@ class PlannedModel:
         return self._profiles[device_type]
 
     def load(self, plan: Plan, progress: Loading) -> Loaded:
-        """Load it as planned, with its adapters. Raises ServeError if they take more than when they were counted."""
+        """Load it as planned, with those of its adapters that are still served: the log names the others."""
         options: LoadOptions = {**self._workload, "device_map": plan}
         options.pop("offload", None)  # the plan says what is streamed
-        loaded = load(self.model, progress=progress, adapters=self.adapters, **options)
-        taken = adapters_bytes(loaded.adapters)
-        if taken > self.adapters_bytes:
-            raise ServeError(
-                f"adapters of {self.model} take {format_size(taken)} of a device and took "
-                f"{format_size(self.adapters_bytes)} when the server started; start it anew to plan with them"
-            )
-        return loaded
+        loaded = load(self.model, progress=progress, **options)
+        return replace(loaded, adapters=self._adapters_of(loaded.model)) if self.adapters else loaded
 
 
 def load_images(model: str, tokenizer: Any, options: LoadOptions) -> ImageSupport | None:

@@ -99,6 +99,11 @@ def check_input(
                 raise CheckStoppedError("the batch was ended")
             if len(found.errors) >= limits.errors:
                 break
+            if not text:
+                if number > 2 * limits.lines:  # whatever follows: a look at each of 200 million takes minutes
+                    wrong("too_many_lines", f"The file has more than {2 * limits.lines} lines.", line=number)
+                    break
+                continue
             if len(found) == limits.lines:
                 wrong("too_many_requests", f"The file has more than {limits.lines} requests.", line=number)
                 break
@@ -122,7 +127,7 @@ def check_input(
 
 
 def _lines(file: BinaryIO, most_bytes: int) -> Iterator[tuple[int, int, bytes]]:
-    """Number, offset and text of each line that is not blank; of one that is too long, a part that is too long."""
+    """Number, offset and text of each line, empty if it is blank; of one that is too long, a part that is too long."""
     number = offset = 0
     while text := file.readline(most_bytes + 2):
         number += 1
@@ -131,8 +136,7 @@ def _lines(file: BinaryIO, most_bytes: int) -> Iterator[tuple[int, int, bytes]]:
         line = text.rstrip(b"\r\n")
         if number == 1 and line.startswith(BOM_UTF8):
             begin, line = len(BOM_UTF8), line[len(BOM_UTF8) :]
-        if line.strip():
-            yield number, begin, line
+        yield number, begin, line if line.strip() else b""
         while text and not text.endswith(b"\n"):  # the rest of a long one
             text = file.readline(1 << 20)
             offset += len(text)

@@ -10,8 +10,10 @@ client is a key, or an address where no keys are needed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
+import socket
 import uuid
 from collections import Counter, OrderedDict, deque
 from contextvars import ContextVar
@@ -29,6 +31,8 @@ from uvicorn.server import ServerState
 from bigmodel.server.http.errors import ANTHROPIC_PATHS, APIError, counted
 from bigmodel.server.http.keys import KeyRing, TooMuchError
 
+logger = logging.getLogger(__name__)
+
 HEADER_BYTES = 32 << 10
 """Longest request line and headers."""
 
@@ -37,6 +41,17 @@ HEADER_SECONDS = 10.0
 
 BODY_SECONDS = 60.0
 """Time limit for the body of a request, from the end of its headers."""
+
+UNREAD_SECONDS = 60.0
+"""How long bytes may wait for a client that reads slowly or not at all, before its connection is cut: from when more
+wait than the system keeps for it, until it has read most of them."""
+
+READ_BYTES_PER_SECOND = 64 << 10
+"""Rate of the slowest reader of a long answer: beyond `UNREAD_SECONDS`, it has a second for as many bytes that wait."""
+
+UNSENT_BYTES = 128 << 10
+"""Bytes that the system keeps for a connection beside those on their way, where it can be told so: Linux keeps
+megabytes, which take long to be noticed as unread."""
 
 UPLOAD_PATH = "/v1/files"
 """The path whose bodies go to files, and not into memory: they may be longer, and take longer."""
@@ -62,6 +77,8 @@ REQUEST_ID = "bigmodel.request_id"
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 """The id of the request that is being answered, for logs."""
 
+_URL = re.compile(rb"https?://(?P<host>[^/?#@]+)(?P<path>.*)", re.IGNORECASE)
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 KEY = "bigmodel.key"
@@ -78,7 +95,11 @@ KEPT_SHARE = 0.5
 
 
 class _PacedConnection(h11.Connection):
-    """Needs data, it says, once it has given as many events as are ``left``."""
+    """Needs data, it says, once it has given as many events as are ``left``.
+
+    The target of each request is a path, where it was a whole URL: RFC 9112, 3.2.2. One whose body has two lengths is
+    wrong: a proxy before the server may take the other one, and what is behind it for the request of somebody else.
+    """
 
     left = EVENTS_AT_ONCE
 
@@ -86,7 +107,27 @@ class _PacedConnection(h11.Connection):
         if not self.left:
             return h11.NEED_DATA
         self.left -= 1
-        return super().next_event()
+        event = super().next_event()
+        if not isinstance(event, h11.Request):
+            return event
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+            raise h11.RemoteProtocolError("a body has a length or comes in chunks")
+        return _with_path(event)
+
+
+def _with_path(request: h11.Request) -> h11.Request:
+    """The request, its target without scheme and host; that host is then the one that it is for."""
+    found = None if request.target.startswith(b"/") else _URL.fullmatch(request.target)
+    if found is None:
+        return request
+    headers = [(name, value) for name, value in request.headers if name != b"host"]
+    target = found["path"] if found["path"].startswith(b"/") else b"/" + found["path"]
+    return h11.Request(
+        method=request.method,
+        headers=[(b"host", found["host"]), *headers],
+        target=target,
+        http_version=request.http_version,
+    )
 
 
 class _PacedFlow(FlowControl):
@@ -102,10 +143,11 @@ class _PacedFlow(FlowControl):
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 of uvicorn, with deadlines for headers and bodies, and a bound on the number of connections. However
-    small the chunks of a body are, other connections have their turns between a few of them."""
+    """HTTP/1.1 of uvicorn, with deadlines for headers, bodies and readers, and a bound on the number of connections.
+    However small the chunks of a body are, other connections have their turns between a few of them."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None  # the deadline of a client that does not read
     _waits_for: Any = None
     _since = 0.0  # when it began to wait for that
     _received = 0  # bytes that have come since
@@ -128,6 +170,7 @@ class BoundedProtocol(H11Protocol):
         if len(self.connections) > CONNECTIONS or self._same_address() > CONNECTIONS_OF_AN_ADDRESS:
             transport.abort()
             return
+        _keep_little_unsent(transport.get_extra_info("socket"))
         self._watch()
 
     def handle_events(self) -> None:
@@ -142,6 +185,20 @@ class BoundedProtocol(H11Protocol):
             flow.held = True
             self.transport.pause_reading()
             self.loop.call_soon(self._handle_more)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request, and close the connection; whatever is being answered is not answered any more."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._watch_reader()
+
+    def _should_upgrade(self) -> bool:
+        return False  # to no other protocol: such requests are answered as if they did not ask for it
 
     def _handle_more(self) -> None:
         flow = cast(_PacedFlow, self.flow)
@@ -170,7 +227,48 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._stop_watching()
+        self._stop_watching_reader()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Send no more until the client has read what waits; cut the connection if that takes too long."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read most of it."""
+        super().resume_writing()
+        self._stop_watching_reader()
+        if self.transport.is_closing():
+            self._watch_reader()
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request; where there may be none, for the client to read this answer."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, whose next request has not come in time."""
+        if not self.transport.is_closing():
+            super().timeout_keep_alive_handler()
+            self._watch_reader()
+
+    def _watch_reader(self) -> None:
+        """Set the deadline of what waits to be read, unless it is set."""
+        if self._unread is None:
+            seconds = UNREAD_SECONDS + self.transport.get_write_buffer_size() / READ_BYTES_PER_SECOND
+            self._unread = self.loop.call_later(seconds, self._left_unread)
+
+    def _stop_watching_reader(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _left_unread(self) -> None:
+        self._unread = None
+        logger.info("a connection is cut: its client does not read what it was sent")
+        self.transport.abort()
 
     def _watch(self) -> None:
         """Set the deadline of the part of a request that is awaited, unless it is set: more bytes do not move it."""
@@ -202,12 +300,20 @@ class BoundedProtocol(H11Protocol):
             return
         if not self.transport.is_closing():
             self.transport.close()
+            self._watch_reader()
 
     def _seconds_of_upload(self) -> float:
         """Time limit of the body that is awaited, by what has come of it; 0 where it is no upload."""
         if self._waits_for is not h11.SEND_BODY or self.scope["path"] != UPLOAD_PATH:
             return 0.0
         return BODY_SECONDS + self._received / UPLOAD_BYTES_PER_SECOND
+
+
+def _keep_little_unsent(connection: socket.socket | None) -> None:
+    """Have the system keep at most `UNSENT_BYTES` for a connection, where it can: one of TCP, on Linux."""
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if connection is not None and option is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
 
 
 class RequestIds:
@@ -370,6 +476,10 @@ class Shares:
     def idle(self) -> bool:
         """Whether nobody has a turn or waits for one."""
         return not self._held and not self._waiting
+
+    def wanted(self, client: str) -> bool:
+        """Whether somebody waits who could begin if a turn of this client ended."""
+        return client in self._waiting or any(self._held[one] < self._each for one in self._waiting)
 
     def take(self, client: str) -> bool:
         """Take a turn if there is one at once."""

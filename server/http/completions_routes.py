@@ -90,9 +90,10 @@ async def completion_prompts(
 ) -> list[list[int]]:
     """Return the prompts of a completion as tokens; 400 for one of more than `longest`."""
     prompts = []
+    size = sum(len(one) for one in given_prompts(body) if isinstance(one, str))
     for one in given_prompts(body):
         if isinstance(one, str):
-            one = await encode_prompt(codec, one, body.add_special_tokens, longest, "prompt", run)
+            one = await encode_prompt(codec, one, body.add_special_tokens, longest, "prompt", run, size)
         elif len(one) > longest:
             raise too_long(len(one), longest, "prompt")
         elif max(one) >= codec.vocabulary_size:

@@ -67,11 +67,14 @@ def make_request(
 
 
 async def encode_prompt(
-    codec: TextCodec, text: str, special: bool, longest: int | None, field: str, run: OffLoop
+    codec: TextCodec, text: str, special: bool, longest: int | None, field: str, run: OffLoop, size: int = 0
 ) -> list[int]:
-    """Return the tokens of a text; 400 for more than `longest`. ``field`` is the body's name of it."""
+    """Return the tokens of a text; 400 for more than `longest`. ``field`` is the body's name of it.
+
+    ``size``: of all texts of which it is one, where they are tokenised one behind the other.
+    """
     try:
-        return await run(len(text), lambda: codec.encode(text, add_special_tokens=special, longest=longest))
+        return await run(max(size, len(text)), lambda: codec.encode(text, add_special_tokens=special, longest=longest))
     except TooManyTokensError as error:
         assert longest is not None
         raise too_long(error.least, longest, field, "at least ") from error

@@ -4,6 +4,7 @@ status  type                   when
 400     invalid_request_error  an invalid value, an unsupported field, too long a prompt (``param`` names it)
 401     authentication_error   no key, or a wrong one
 404     invalid_request_error  no such model, file or batch, no such route
+408     invalid_request_error  a body that comes slowly, while others wait for their turn
 409     invalid_request_error  a file that a batch needs, a batch that has ended
 413     invalid_request_error  body too long, no place for a file
 415     invalid_request_error  a compressed body
@@ -37,7 +38,7 @@ ANTHROPIC_PATHS = ("/v1/messages",)
 """Beginnings of the paths whose errors have Anthropic's form."""
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
-_CODES = {404: "unknown_url", 405: "method_not_supported", 413: "body_too_long"}
+_CODES = {404: "unknown_url", 405: "method_not_supported", 408: "body_too_slow", 413: "body_too_long"}
 
 
 MESSAGE_BYTES = 640
@@ -120,6 +121,8 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         if isinstance(error.__cause__, RequestValidationError):
             return await validation(request, error.__cause__)
+        if isinstance(error.__cause__, APIError):  # raised while the body was read
+            return counted(app, error.__cause__, request.url.path)
         if isinstance(error.__cause__, JSONBoundsError):
             too_large = APIError(413, f"the body is too large: {error.__cause__}", code="body_too_long")
             return counted(app, too_large, request.url.path)

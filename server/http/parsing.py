@@ -1,13 +1,17 @@
 """Work on texts of clients that may take long: done beside the event loop, by few threads, each client in its turn.
 
-A request with a large body takes a turn before its body is read, and ends it once the engine has the request. Until
-then the body waits at the client: only so many are in memory at once.
+A request with a large body takes a turn once its body, or the beginning of it, has come, and ends it once the engine
+has the request. Until then the rest of the body waits at the client: only so many are in memory at once. What comes
+slowly takes no turn from others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from codecs import BOM_UTF8
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -20,7 +24,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Message, Receive
 
 from bigmodel.server.http.client_limits import Shares, client_of
 from bigmodel.server.http.errors import APIError
@@ -39,6 +45,17 @@ ANY_SIZE = SMALL_BYTES + 1
 
 TURN_SECONDS = 30.0
 """How long a request waits for its turn to be parsed, tokenised or compiled."""
+
+FIRST_BYTES = 64 << 10
+"""Bytes of a large body that come before it takes a turn, unless it is shorter: a connection buffers about as many."""
+
+REST_SECONDS = 5.0
+"""How long the rest of a body may take to come, where others wait for its turn: a second more for as many bytes as
+`REST_BYTES_PER_SECOND`."""
+
+REST_BYTES_PER_SECOND = 64 << 10
+
+_LOOK_SECONDS = 0.1
 
 _TURN = "bigmodel.turn"
 
@@ -130,12 +147,15 @@ class JSONRoute(APIRoute):
         kind: type[BaseModel] = self.dependant.body_params[0].field_info.annotation  # type: ignore[assignment]
 
         async def handler(request: Request) -> Response:
+            receive = request.receive
             if _is_large(request):
                 shares, client = state_of(request).large, client_of(request.scope)
+                receive = await _begun(receive)
                 await shares.wait(client)
                 request.scope[_TURN] = lambda: shares.give_back(client)
+                receive = _in_time(receive, lambda: shares.wanted(client))
             try:
-                return await handle(_JSONRequest(request.scope, request.receive, kind))
+                return await handle(_JSONRequest(request.scope, receive, kind))
             except BaseException as error:
                 forget_frames(error)  # frames that refer to their error would hold the body until garbage is collected
                 raise
@@ -149,6 +169,47 @@ def _is_large(request: Request) -> bool:
     """Whether the body is announced as large, or not announced."""
     length = request.headers.get("content-length", "")
     return int(length[:20]) > SMALL_BYTES if length.isdecimal() else "transfer-encoding" in request.headers
+
+
+async def _begun(receive: Receive) -> Receive:
+    """Return `receive` once it has `FIRST_BYTES` of a body, or all of it."""
+    pending: deque[Message] = deque()
+    size, more = 0, True
+    while more and size < FIRST_BYTES:
+        message = await receive()
+        pending.append(message)
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+
+    async def again() -> Message:
+        return pending.popleft() if pending else await receive()
+
+    return again
+
+
+def _in_time(receive: Receive, wanted: Callable[[], bool]) -> Receive:
+    """Return `receive`; it raises a 408 where the rest of a body takes too long while its turn is wanted."""
+    end = time.monotonic() + REST_SECONDS
+    more = True
+
+    async def next_part() -> Message:
+        nonlocal end, more
+        if not more:
+            return await receive()
+        part = asyncio.ensure_future(receive())
+        try:
+            while not (await asyncio.wait({part}, timeout=max(_LOOK_SECONDS, end - time.monotonic())))[0]:
+                if wanted():
+                    why = "the body comes too slowly while others wait for their turn"
+                    raise HTTPException(408, why, {"Connection": "close"})
+        finally:
+            part.cancel()
+        message = part.result()
+        end += len(message.get("body", b"")) / REST_BYTES_PER_SECOND
+        more = message.get("more_body", False)
+        return message
+
+    return next_part
 
 
 class _JSONRequest(Request):

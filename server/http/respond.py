@@ -5,23 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
+import anyio.to_thread
+from anyio import CapacityLimiter
 from fastapi import Request as HTTPRequest
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from bigmodel.server.answers.json_text import json_text
 from bigmodel.server.answers.sse import COMMENT
 from bigmodel.server.engine.engine import Engine
-from bigmodel.server.engine.scheduling.request import Delta, Done, Event, Failed, Request
+from bigmodel.server.engine.scheduling.request import Delta, Done, Event, Failed, Request, TokenLogprob
 from bigmodel.server.http.errors import APIError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+AT_ONCE = 2000
+"""Tokens, log-probabilities of others included, of which an answer is written in the event loop: one of more is written
+in a thread, where it does not hold up others."""
+
+WRITING_THREADS = 2
 
 ALIVE_SECONDS = 10.0
 """A stream that has been silent for so long says that it is alive, within as long again.
@@ -126,6 +136,7 @@ class JoinedRequests:
         self._engine = engine
         self._requests = requests
         self._mailbox = mailbox
+        self.prompt_tokens = sum(len(request.prompt) for request in requests)
         self.done = Done(0, 0, 0)
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
@@ -198,19 +209,53 @@ async def respond(http: HTTPRequest, joined: JoinedRequests, answer: Answer, *, 
     if stream:
         return EventStream(_stream(joined, answer), joined.release, answer.alive)
     try:
-        body = await unless_disconnected(http.receive, _whole(joined, answer))
+        return await unless_disconnected(http.receive, _whole(joined, answer))
     except ClientGoneError:
         return Response(status_code=499)  # for the access log: the client has gone
     finally:
         joined.release()
-    return JSONResponse(body)
 
 
-async def _whole(joined: JoinedRequests, answer: Answer) -> dict[str, Any]:
-    async for batch in joined.batches():
+async def _whole(joined: JoinedRequests, answer: Answer) -> Response:
+    size = prompts = joined.prompt_tokens  # which an answer may repeat
+
+    def add(batch: list[tuple[int, Delta]]) -> None:
         for index, delta in batch:
             answer.add(index, delta)
-    return answer.whole(joined.done)
+
+    async for batch in joined.batches():
+        added = _tokens(batch)
+        size += added
+        await _beside(prompts + added, partial(add, batch))
+    return await _beside(size, lambda: _JSON(answer.whole(joined.done)))
+
+
+class _JSON(JSONResponse):
+    def render(self, content: Any) -> bytes:
+        return json_text(content).encode()
+
+
+def _tokens(batch: list[tuple[int, Delta]]) -> int:
+    """Tokens of deltas, with those whose log-probabilities they tell."""
+    return sum(
+        len(delta.token_ids) + _alternatives(delta.logprobs) + _alternatives(delta.prompt_logprobs or ())
+        for _, delta in batch
+    )
+
+
+def _alternatives(entries: Sequence[TokenLogprob | None]) -> int:
+    last = entries[-1] if entries else None  # each has as many, but for that of a prompt's first token
+    return 0 if last is None else len(entries) * (1 + len(last.top))
+
+
+async def _beside(size: int, function: Callable[[], T]) -> T:
+    """Return what a function returns that writes so many tokens, run in a thread if they are many."""
+    return function() if size <= AT_ONCE else await anyio.to_thread.run_sync(function, limiter=_writers())
+
+
+@cache
+def _writers() -> CapacityLimiter:
+    return CapacityLimiter(WRITING_THREADS)
 
 
 async def _stream(joined: JoinedRequests, answer: Answer) -> AsyncIterator[bytes]:
@@ -218,8 +263,14 @@ async def _stream(joined: JoinedRequests, answer: Answer) -> AsyncIterator[bytes
         opening = answer.opening()
         if opening:
             yield opening
+        prompts = joined.prompt_tokens  # which the first events may repeat
+
+        def chunks(batch: list[tuple[int, Delta]]) -> bytes:
+            return b"".join([answer.chunk(index, delta) for index, delta in batch])
+
         async for batch in joined.batches():
-            yield b"".join([answer.chunk(index, delta) for index, delta in batch])
+            yield await _beside(prompts + _tokens(batch), partial(chunks, batch))
+            prompts = 0
         yield answer.closing(joined.done)
     except APIError as error:
         yield answer.failed(error.status, error.body["error"])

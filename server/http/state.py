@@ -234,8 +234,8 @@ class ServerState:
             generating: Whether it must be one that generates text.
 
         Raises:
-            APIError: 503 while there is no engine, 404 for a name that no model has, 400 for a model that generates no
-                text.
+            APIError: 503 while there is no engine, and for an adapter that its model was loaded without; 404 for a name
+                that no model has, 400 for a model that generates no text.
             ClientGoneError: The client left meanwhile.
         """
         self.refuse_if_closed()
@@ -253,6 +253,9 @@ class ServerState:
                 why = f"'{served.name}' generates no text; it gives embeddings or scores"
                 raise APIError(400, why, param="model", code="model_not_supported")
             self.check_model(name)
+            if name in self.adapters and name not in running.adapters:
+                why = f"the adapter '{name}' was not loaded with '{served.name}'; the server's log says why"
+                raise APIError(503, why, param="model", code="loading_failed")
             yield running
         finally:
             served.leases -= 1

@@ -203,7 +203,7 @@ class ModelPool:
         """Have a model loaded when it is its turn, once for all that wait for it."""
         if not served.bringing and not self._closed:
             served.bringing = True
-            served.loading = Loading()
+            served.loading = Loading(again=served.longest > 0)
             self._begin(self._load_in_turn(served))
 
     async def _load_in_turn(self, served: ServedModel) -> None:

@@ -103,6 +103,12 @@ class RunningModel:
             reasoning_parser=reasoning_parser,
         )
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that it was loaded with."""
+        loaded = self.engine.core.runner.adapters
+        return () if loaded is None else loaded.names
+
     @cached_property
     def formats(self) -> ModelFormats:
         """Formats of the model's tool calls and reasoning."""

@@ -16,7 +16,7 @@ from bigmodel.errors import ServeError
 from bigmodel.server import EngineOptions, Settings, create_app
 from bigmodel.server.adapters.files import adapters_bytes, read_adapter
 from bigmodel.server.engine.budget import claimed_bytes
-from bigmodel.server.loading import LoadOptions, PlannedModel
+from bigmodel.server.loading import Loaded, Loading, LoadOptions, PlannedModel, load
 from tests.server.adapters.trained import adapted, write_adapter
 from tests.server.live import serving
 from tests.server.models.several import CONTEXT, SEQUENCES, complete, save, served, several_app, text
@@ -162,25 +162,36 @@ def test_claims_and_plans_count_adapters(folders: dict[str, str], adapters: dict
 
 
 @pytest.mark.slow
-def test_an_adapter_that_has_grown_or_gone_is_an_error_that_says_so(
-    folders: dict[str, str], tmp_path: Path, texts: dict[str, str], caplog: pytest.LogCaptureFixture
+def test_requests_for_an_adapter_that_has_grown_changed_or_gone_are_refused_and_no_others(
+    folders: dict[str, str],
+    adapters: dict[str, dict[str, str]],
+    tmp_path: Path,
+    texts: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    own = {"b": {"dry": str(write_adapter(tiny_model(1, layers=3), tmp_path / "dry"))}}
-    app = several_app(folders, HOST, own)
-    write_adapter(tiny_model(1, layers=3), tmp_path / "dry", rank=32)
+    made = {name: str(write_adapter(tiny_model(1, layers=3), tmp_path / name)) for name in ("grown", "other", "gone")}
+    app = several_app(folders, HOST, {"b": {**made, "terse": adapters["b"]["terse"]}}, keep_alive=0.2)
+    write_adapter(tiny_model(1, layers=3), tmp_path / "grown", rank=32)
+    write_adapter(tiny_model(1, layers=4), tmp_path / "other")
+    shutil.rmtree(tmp_path / "gone")
     with serving(app) as url:
         wait_ready(url)
-        answer = complete(url, "dry")
-        assert (answer.status_code, code_of(answer)) == (503, "loading_failed")
-        assert "start it anew" in caplog.text
-        assert text(complete(url, "a")) == texts["a"]
-        shutil.rmtree(tmp_path / "dry")
-        assert complete(url, "dry").status_code == 503
-        assert f"adapter 'dry': {tmp_path / 'dry' / 'adapter_config.json'} cannot be read" in caplog.text
-        write_adapter(tiny_model(1, layers=3), tmp_path / "dry")
-        answered = text(complete(url, "dry"))
-        shutil.rmtree(tmp_path / "dry")  # what is loaded needs no file
-        assert text(complete(url, "dry")) == answered
+        for name in (*made, "b", "terse", "a"):
+            answer = complete(url, name)
+            if name in made:
+                assert (answer.status_code, code_of(answer)) == (503, "loading_failed")
+                assert f"the adapter '{name}' was not loaded with 'b'" in answer.text
+            else:
+                assert text(answer) == texts[name]
+        said = [record.getMessage() for record in caplog.records if record.name == "bigmodel.server.loading"]
+        for name, why in (("grown", "start it anew"), ("other", "another model"), ("gone", "cannot be read")):
+            assert any(f"adapter '{name}'" in line and why in line for line in said), said
+        assert not any(record.exc_info for record in caplog.records)
+        write_adapter(tiny_model(1, layers=3), tmp_path / "gone")
+        until(lambda: not served(app, "b").claimed)
+        answered = text(complete(url, "gone"))
+        shutil.rmtree(tmp_path / "gone")  # what is loaded needs no file
+        assert text(complete(url, "gone")) == answered
 
 
 @pytest.mark.slow
@@ -196,6 +207,32 @@ def test_adapters_of_one_name_are_refused(folders: dict[str, str], adapters: dic
             create_app(models=models, budgets=budgets)
     with pytest.raises(ValueError, match="give them to PlannedModel"):
         create_app(models=models, budgets=budgets, settings=Settings("", adapters=("legal",)))
+
+
+@pytest.mark.slow
+def test_a_lone_model_is_loaded_again_without_an_adapter_that_has_gone(folders: dict[str, str], tmp_path: Path) -> None:
+    write_adapter(tiny_model(0, layers=2), tmp_path / "legal")
+
+    def loader(progress: Loading) -> Loaded:
+        own = {"legal": str(tmp_path / "legal")}
+        return load(
+            folders["a"], progress=progress, adapters=own, max_memory=HOST, batch_size=2, context_length=CONTEXT
+        )
+
+    engine = EngineOptions(max_sequences=SEQUENCES)
+    settings = Settings("a", engine=engine, adapters=("legal",), keep_alive=0.2)
+    app = create_app(loader=loader, settings=settings)
+    with serving(app) as url:
+        wait_ready(url)
+        assert complete(url, "legal").status_code == 200
+        until(lambda: served(app, "a").running is None)
+        shutil.rmtree(tmp_path / "legal")
+        assert [complete(url, name).status_code for name in ("legal", "a")] == [503, 200]
+
+
+def test_an_adapter_that_is_missing_is_refused_at_the_start(folders: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ServeError, match=r"adapter 'legal': .*nowhere.adapter_config\.json cannot be read"):
+        several_app(folders, HOST, {"a": {"legal": str(tmp_path / "nowhere")}})
 
 
 @pytest.mark.slow

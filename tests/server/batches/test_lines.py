@@ -67,6 +67,13 @@ def test_there_are_so_many_requests_at_most(tmp_path: Path) -> None:
     assert [(each.code, each.line) for each in found.errors] == [("too_many_requests", 3)]
 
 
+def test_there_may_be_a_blank_line_for_each_request(tmp_path: Path) -> None:
+    content = lines(line("a"), b"", b"", line("b"))
+    assert checked(tmp_path, content, {"lines": 2}).errors == []
+    found = checked(tmp_path, content + b"\n" * 100, {"lines": 2})
+    assert [(each.code, each.line) for each in found.errors] == [("too_many_lines", 5)]
+
+
 def test_a_line_has_so_many_bytes_at_most_and_later_ones_keep_their_numbers(tmp_path: Path) -> None:
     long = line("long", body={"prompt": "x" * 3_000_000})
     content = lines(line("a"), long, b"{")
@@ -89,6 +96,7 @@ def test_a_line_that_would_take_too_long_to_parse_is_wrong(tmp_path: Path) -> No
     assert [(each.line, "many values" in each.message) for each in found.errors] == [(2, True)]
 
 
-def test_the_check_can_be_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [line(), b"\n"])
+def test_the_check_can_be_ended(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(CheckStoppedError):
-        checked(tmp_path, line(), stopped=lambda: True)
+        checked(tmp_path, content, stopped=lambda: True)

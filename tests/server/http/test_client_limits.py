@@ -233,6 +233,22 @@ async def test_a_turn_of_who_no_longer_waits_is_not_lost(granted: bool) -> None:
 
 
 @pytest.mark.anyio
+async def test_a_turn_is_wanted_by_those_who_could_have_it() -> None:
+    shares = Shares(1, 2)
+    shares.take("a")
+    _, tasks = await waiting(shares, "a")
+    assert [shares.wanted(client) for client in "ab"] == [True, False]
+    shares.take("b")
+    assert [shares.wanted(client) for client in "ab"] == [True, False]  # "a" has what one may have
+    _, more = await waiting(shares, "c")
+    assert [shares.wanted(client) for client in "ab"] == [True, True]
+    for task in (*tasks, *more):
+        task.cancel()
+    await settle()
+    assert not shares.wanted("a")
+
+
+@pytest.mark.anyio
 async def test_who_has_no_turn_in_time_no_longer_waits() -> None:
     shares = Shares(1, 1)
     shares.take("a")

@@ -3,6 +3,7 @@ answers."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -95,3 +96,20 @@ async def test_a_prompt_beyond_the_context_is_refused_without_tokenising_all_of_
         await completion_prompts(completion(prompt), CODEC, 40)
     assert (refused.value.status, refused.value.param) == (400, "prompt")
     assert sum(lengths) < 1000
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("number", "beside"), [(2, False), (10, True)])
+async def test_many_short_prompts_are_tokenised_as_one_long_one(
+    number: int, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[bool] = set()
+    encode = CODEC.tokenizer.encode
+
+    def noted(text: str, **more: Any) -> Any:
+        threads.add(threading.current_thread() is not threading.main_thread())
+        return encode(text, **more)
+
+    monkeypatch.setattr(CODEC.tokenizer, "encode", noted)
+    await completion_prompts(completion(["cat " * 500] * number), CODEC, 9000)
+    assert threads == {beside}

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bigmodel.server.http import json_bounds, state
+from bigmodel.server.http import json_bounds, parsing, state
+from bigmodel.server.http.client_limits import Shares
 from bigmodel.server.http.parsing import SMALL_BYTES
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.test_limits import wait_until
@@ -99,8 +100,9 @@ def test_values_are_bounded_by_the_context(url: str) -> None:
 
 @pytest.fixture
 def keyed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Any]]:
-    """A server with two keys and one large body at once for each, and its state."""
+    """A server with two keys and one large body at once for each, whose first byte has come, and its state."""
     monkeypatch.setattr(state, "LARGE_OF_A_CLIENT", 1)
+    monkeypatch.setattr(parsing, "FIRST_BYTES", 1)
     app = tiny_app(api_keys=("alpha", "beta"))
     with serving(app) as url:
         yield url, app.state.server
@@ -144,3 +146,43 @@ def test_who_leaves_ends_its_turn(keyed: tuple[str, Any]) -> None:
         wait_until(lambda: not server.large.idle)
     wait_until(lambda: server.large.idle)
     assert post(url, json.dumps(LARGE).encode(), authorization="Bearer alpha").status_code == 200
+
+
+def test_a_body_that_has_not_come_takes_no_turn(keyed: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    url, server = keyed
+    monkeypatch.setattr(parsing, "FIRST_BYTES", 64 << 10)
+    with ExitStack() as stack:
+        slow = [begun(stack, url, "alpha") for _ in range(3)]
+        assert post(url, json.dumps(LARGE).encode(), authorization="Bearer alpha").status_code == 200
+        assert server.large.idle
+        slow[0].sendall(b"}")
+        assert b" 200 " in slow[0].recv(100)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_body_that_comes_slowly_leaves_its_turn_to_others(
+    keyed: tuple[str, Any], others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, server = keyed
+    monkeypatch.setattr(parsing, "REST_SECONDS", 0.0)
+    with ExitStack() as stack:
+        slow = begun(stack, url, "alpha")
+        wait_until(lambda: not server.large.idle)
+        if others:
+            assert post(url, json.dumps(LARGE).encode(), authorization="Bearer alpha").status_code == 200
+            assert b" 408 " in slow.recv(100)
+        else:
+            assert post(url, json.dumps(LARGE).encode(), authorization="Bearer beta").status_code == 200
+            slow.sendall(b"}")
+            assert b" 200 " in slow.recv(100)
+    wait_until(lambda: server.large.idle)
+
+
+def test_a_body_whose_turn_to_be_parsed_does_not_come_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parsing, "TURN_SECONDS", 0.01)
+    app = tiny_app()
+    app.state.server.parsing = Shares(1, 0)
+    with serving(app) as url:
+        answer = post(url, json.dumps(LARGE).encode())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_at_once")
+    assert answer.headers["retry-after"] == "5"

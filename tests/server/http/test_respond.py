@@ -14,8 +14,10 @@ from starlette.responses import Response
 import bigmodel.server.http.respond
 from bigmodel.server.answers.sse import event
 from bigmodel.server.engine import Delta, Done, Failed, Request, SamplingParams
+from bigmodel.server.engine.scheduling.request import TokenLogprob
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.respond import (
+    AT_ONCE,
     ClientGoneError,
     EventStream,
     JoinedRequests,
@@ -44,11 +46,16 @@ class Texts:
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
+        self.threads: list[bool] = []  # whether each part was written in the thread of the event loop
+
+    def _note_thread(self) -> None:
+        self.threads.append(threading.current_thread() is threading.main_thread())
 
     def opening(self) -> bytes:
         return b"<"
 
     def chunk(self, index: int, delta: Delta) -> bytes:
+        self._note_thread()
         return f"{index}{delta.text}".encode()
 
     def closing(self, done: Done) -> bytes:
@@ -58,10 +65,12 @@ class Texts:
         return event(json.dumps({"error": error, "status": status}))
 
     def add(self, index: int, delta: Delta) -> None:
+        self._note_thread()
         self.texts[index] = self.texts.get(index, "") + delta.text
 
     def whole(self, done: Done) -> dict[str, Any]:
-        return {"texts": self.texts, "tokens": done.completion_tokens}
+        self._note_thread()
+        return {"texts": {str(index): text for index, text in self.texts.items()}, "tokens": done.completion_tokens}
 
 
 class Connection:
@@ -89,9 +98,9 @@ class Asked:
         self.requests = [Request(str(n), [1], SamplingParams(3), sink, n=2) for n, sink in enumerate(self.sinks)]
         self.connection = Connection()
 
-    async def respond(self, *, stream: bool) -> Response:
+    async def respond(self, *, stream: bool, answer: Texts | None = None) -> Response:
         joined = JoinedRequests(self.engine, self.requests, self.mailbox)  # type: ignore[arg-type]
-        return await respond(self.connection, joined, Texts(), stream=stream)  # type: ignore[arg-type]
+        return await respond(self.connection, joined, answer or Texts(), stream=stream)  # type: ignore[arg-type]
 
     def say(self) -> None:
         """All that the engine says, in the order of a step after the other."""
@@ -100,6 +109,32 @@ class Asked:
                 sink.put(Delta(index, text))
         for sink in self.sinks:
             sink.put(Done(1, 2, 0))
+
+
+_ONE = TokenLogprob(1, -1.0, ((1, -1.0),) * 20)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("delta", "in_loop"),
+    [
+        (Delta(0, "a", (1,) * AT_ONCE), False),  # and the prompts
+        (Delta(0, "a", (1,), (_ONE,) * 100), False),
+        (Delta(0, "a", (1,), (), (None, *[_ONE] * 100)), False),
+        (Delta(0, "a", (1,), (_ONE,), (None,)), True),
+    ],
+)
+async def test_large_answers_are_written_beside_the_event_loop(delta: Delta, in_loop: bool, stream: bool) -> None:
+    asked, answer = Asked(), Texts()
+    asked.sinks[0].put(delta)
+    for sink in asked.sinks:
+        sink.put(Done(1, 2, 0))
+    response = await asked.respond(stream=stream, answer=answer)
+    if stream:
+        await response({"type": "http"}, asked.connection.receive, asked.connection.send)
+    assert set(answer.threads) == {in_loop}
+    assert asked.connection.body == (b"<0a>4" if stream else b"")
 
 
 @pytest.mark.anyio
