@@ -35,7 +35,9 @@ def test_calls_with_arguments_and_without() -> None:
         "<tool_call><function=get_time><parameter=zone>CET</function></tool_call>",
         "<tool_call><function=get_time><parameter=zone</parameter></function></tool_call>",
         '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>',
-        "<function=get_time>\n</function>",
+        "<function=unknown>\n</function>",
+        "<function=get_time>\n<parameter=zone>\nCET\n</function>",
+        "Write <function=get_time> first.",
     ],
 )
 def test_malformed_calls_come_back_as_text(text: str) -> None:
