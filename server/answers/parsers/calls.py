@@ -104,7 +104,7 @@ def read_json(text: str) -> Any:
 
 
 def _read_json_or_python(text: str) -> Any:
-    """As :func:`read_json`; also of an object with Python's strings and constants, or with brackets too many behind it."""
+    """As :func:`read_json`; also of an object with Python's strings and constants, or brackets too many behind it."""
     value = read_json(text)
     text = text.strip()
     if value is not None or not text.startswith("{"):

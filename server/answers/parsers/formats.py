@@ -69,8 +69,10 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "qwen-xml": ToolFormat(qwen_xml.read, (*_TAGS, *qwen_xml.MARKERS), _TAGS),
 }
 
+_GEMMA_4_CHANNEL = "<|channel>"
+
 REASONING_TAGS: dict[str, tuple[str, str]] = {
-    "gemma4": ("<|channel>thought", "<channel|>"),
+    "gemma4": (f"{_GEMMA_4_CHANNEL}thought", "<channel|>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "think": ("<think>", "</think>"),
 }
@@ -185,7 +187,8 @@ class AnswerFormat:
         markers: tuple[str, ...] = _HARMONY_MARKERS if HARMONY in names else ()
         if self.schemas and self.formats.tools in TOOL_FORMATS and not self.forced:
             markers += TOOL_FORMATS[self.formats.tools].markers
-        return (*markers, *REASONING_TAGS.get(self.formats.reasoning or "", ()))
+        tags = REASONING_TAGS.get(self.formats.reasoning or "", ())
+        return (*markers, *tags, *(each for each in (_GEMMA_4_CHANNEL,) if any(tag.startswith(each) for tag in tags)))
 
     def parser(self) -> AnswerParser:
         """A parser for one answer."""

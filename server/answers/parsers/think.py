@@ -39,18 +39,20 @@ def read(
 
 
 def _behind_calls(reader: TextReader, end: str, calls: tuple[str, str], text: str) -> Reading[Found]:
-    """Read on behind a first marker of calls, which is in ``text``; what ends the answer is left, the rest reasoning."""
+    """Read on behind a first marker of calls, which is in ``text``; leave calls that end the answer."""
     while True:
         inner, found = yield from reader.collect(calls[1], end)
         if found.marker == end:
             reader.reasoning(text + inner)
             return found
-        text += inner + found.text + (yield from reader.space())
+        text += inner + found.text
+        space = yield from reader.space()
         if not (yield from reader.ahead(_ANY)):
             reader.give_back(text)
             return Found("", "")
         again = yield from reader.starts(calls[0])
         if not again:
+            reader.give_back(space)
             reader.reasoning(text)
             return found
-        text += again
+        text += space + again

@@ -32,7 +32,8 @@ WRITTEN = {
     "function-gemma": "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>"
     "<start_function_call>call:get_time{}<end_function_call>",
     "gemma": '```tool_code\nget_weather(city="Paris", days=3)\nget_time()\n```',
-    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|><|tool_call>call:get_time{}<tool_call|>',
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>'
+    "<|tool_call>call:get_time{}<tool_call|>",
     "glm": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
     "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>get_time\n</tool_call>",
     "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"

@@ -26,6 +26,13 @@ def test_calls_with_arguments_and_without() -> None:
     assert read(form("qwen-xml"), several) == Answer("I look.", calls=[PARIS, ("get_time", {})])
 
 
+def test_the_first_tag_may_be_missing() -> None:
+    naked = CALL.removeprefix("<tool_call>\n")
+    for text in (naked, naked.removesuffix("\n</tool_call>"), naked + "\n" + naked):
+        found = read(form("qwen-xml"), f"I look.\n\n{text}\nDone.")
+        assert found == Answer("I look.\nDone.", calls=[PARIS] * text.count("</function>"))
+
+
 @pytest.mark.parametrize(
     "text",
     [
