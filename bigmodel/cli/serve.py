@@ -62,11 +62,11 @@ DrainTimeout: TypeAlias = Annotated[float, _DRAIN]
 _BODY = typer.Option(help="Largest request body, such as 8MiB (default: as the model's context needs).")
 Body: TypeAlias = Annotated[str | None, _BODY]
 _TOOLS = typer.Option(
-    help="Format of the model's tool calls: deepseek, gemma, glm, harmony, hermes, llama3, mistral, "
-    "qwen-xml, none, or auto: what its chat template shows."
+    help="Format of the model's tool calls: deepseek, function-gemma, gemma, gemma4, glm, harmony, hermes, llama3, "
+    "mistral, qwen-xml, none, or auto: what its chat template shows."
 )
 ToolParser: TypeAlias = Annotated[str, _TOOLS]
-_REASONING = typer.Option(help="Format of the model's reasoning: think, mistral, harmony, none, or auto.")
+_REASONING = typer.Option(help="Format of the model's reasoning: think, gemma4, mistral, harmony, none, or auto.")
 ReasoningParser: TypeAlias = Annotated[str, _REASONING]
 _TELEMETRY = typer.Option(
     "--telemetry", help="Make spans of OpenTelemetry; its environment variables say where they go."

@@ -10,11 +10,22 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from bigmodel.server.answers.parsers import deepseek, gemma, glm, harmony, hermes, llama3, mistral, qwen_xml
+from bigmodel.server.answers.parsers import (
+    deepseek,
+    function_gemma,
+    gemma,
+    glm,
+    harmony,
+    hermes,
+    llama3,
+    mistral,
+    qwen_xml,
+)
 from bigmodel.server.answers.parsers.value_grammars import tagged_value, with_root
 from bigmodel.server.engine.sampling.expressions import (
     Expression,
     choice,
+    free_text,
     json_text,
     literal,
     optional,
@@ -29,6 +40,10 @@ Schemas: TypeAlias = Mapping[str, dict[str, Any]]
 CallGrammar: TypeAlias = Callable[[Schemas, bool], Expression]
 """Takes the functions, and whether there is one call only."""
 
+Argument: TypeAlias = Callable[[str, Any, dict[str, Any]], Expression]
+"""Takes the name of an argument, its schema, and the schema that this is of."""
+
+_LIMITS = frozenset(("const", "pattern", "minLength", "maxLength", "anyOf", "oneOf", "allOf", "$ref"))
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -109,7 +124,7 @@ def qwen_xml_calls(schemas: Schemas, single: bool) -> Expression:
 def _with_arguments(
     schemas: Schemas,
     head: Callable[[str], Expression],
-    argument: Callable[[str, Any, dict[str, Any]], Expression],
+    argument: Argument,
 ) -> Expression:
     """Functions with their arguments between tags: those that are required, and perhaps others, in their order."""
     calls = []
@@ -133,24 +148,50 @@ def gemma_calls(schemas: Schemas, single: bool) -> Expression:
     """Python, or JSON where a name is none of Python's."""
     names = [name for function, schema in schemas.items() for name in (*function.split("."), *_properties(schema))]
     begin, end = literal(f"{gemma.CODE}\n"), literal(f"\n{gemma.END}")
+
+    def python_argument(key: str, part: Any, schema: dict[str, Any]) -> Expression:
+        return sequence(literal(f"{key}="), json_text(with_root(part, ("properties", key), schema)))
+
     if all(map(_IDENTIFIER.fullmatch, names)) and "print" not in schemas:
         call = choice(
-            [sequence(literal(f"{name}("), _keywords(schema), literal(")")) for name, schema in schemas.items()]
+            [
+                sequence(literal(f"{name}("), _keywords(schema, python_argument, ", "), literal(")"))
+                for name, schema in schemas.items()
+            ]
         )
         return sequence(begin, _several(call, single, literal("\n")), end)
     return sequence(begin, literal("["), _objects(schemas, single), literal("]"), end)
 
 
-def _keywords(schema: dict[str, Any]) -> Expression:
-    """Keyword arguments of a call in Python, as JSON's values; those that are not required may be left out."""
+def function_gemma_calls(marks: function_gemma.Marks) -> CallGrammar:
+    """Calls between the markers of a family of Gemma's."""
+
+    def argument(key: str, part: Any, schema: dict[str, Any]) -> Expression:
+        quote = literal(marks.quote)
+        if not isinstance(part, dict) or part.get("type") != "string" or part.keys() & _LIMITS:
+            return sequence(literal(f"{key}:"), json_text(with_root(part, ("properties", key), schema)))
+        values = [literal(value) for value in part.get("enum", ()) if isinstance(value, str)]
+        return sequence(literal(f"{key}:"), quote, choice(values) if values else free_text(marks.quote), quote)
+
+    def calls(schemas: Schemas, single: bool) -> Expression:
+        call = [
+            sequence(
+                literal(f"{marks.begin}call:{name}{{"), _keywords(schema, argument, ","), literal(f"}}{marks.end}")
+            )
+            for name, schema in schemas.items()
+        ]
+        return _several(choice(call), single, literal(""))
+
+    return calls
+
+
+def _keywords(schema: dict[str, Any], argument: Argument, comma: str) -> Expression:
+    """Arguments with their names, one after another; those that are not required may be left out."""
     required = schema.get("required", ())
-    given = [
-        (key in required, sequence(literal(f"{key}="), json_text(with_root(part, ("properties", key), schema))))
-        for key, part in _properties(schema).items()
-    ]
+    given = [(key in required, argument(key, part, schema)) for key, part in _properties(schema).items()]
     behind: list[Expression] = [literal("")]  # what may follow the arguments up to each one, from the last to the first
     for needed, one in reversed(given):
-        following = sequence(literal(", "), one)
+        following = sequence(literal(comma), one)
         behind.append(sequence(following if needed else optional(following), behind[-1]))
     behind.reverse()
     options = []
@@ -177,7 +218,9 @@ def harmony_calls(schemas: Schemas, single: bool) -> Expression:
 
 CALL_GRAMMARS: dict[str, CallGrammar] = {
     "deepseek": deepseek_calls,
+    "function-gemma": function_gemma_calls(function_gemma.FUNCTION_GEMMA),
     "gemma": gemma_calls,
+    "gemma4": function_gemma_calls(function_gemma.GEMMA_4),
     "glm": glm_calls,
     "harmony": harmony_calls,
     "hermes": hermes_calls,

@@ -91,8 +91,9 @@ def read_called(reader: TextReader, tools: Tools, stop: tuple[str, ...] = ()) ->
 
 
 def ends_object(tail: str) -> bool:
-    """Whether a text is what may follow a value in an object, and its end."""
-    return isinstance(read_json('{"": 0' + tail), dict)
+    """Whether a text is what may follow a value in an object, and its end; models write brackets too many behind it."""
+    last = tail.rstrip()
+    return any(isinstance(read_json('{"": 0' + each), dict) for each in (last, last.removesuffix("}")))
 
 
 def read_object(reader: TextReader, tools: Tools, before: str) -> Reading[bool]:

@@ -6,7 +6,9 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from bigmodel.server.answers.parsers.object_text import ObjectText
 from bigmodel.server.answers.parsers.parts import ToolCall
+from bigmodel.server.answers.parsers.python_calls import python_calls
 from bigmodel.server.answers.parsers.schema_check import fits
 from bigmodel.server.answers.parsers.value_grammars import read_value
 
@@ -53,10 +55,25 @@ class Tools:
 
     def read(self, text: str) -> list[ToolCall] | None:
         """Return the calls in the JSON text of an object, or of a list of them; None if any part of it is no call."""
-        value = read_json(text)
+        value = _read_json_or_python(text)
         objects = value if isinstance(value, list) else [value]
         calls = [call for one in objects if (call := self._of_object(one)) is not None]
         return calls if calls and len(calls) == len(objects) else None
+
+    def read_python(self, text: str) -> list[ToolCall] | None:
+        """Return the calls in a text that is Python; None if any part of it is no call."""
+        calls = []
+        for one in python_calls(text) or ():
+            name = one.name if self.has(one.name) else one.name.removesuffix(".call")
+            names = list(self.parameters(name))
+            if len(one.positional) > len(names):
+                return None
+            arguments = {**dict(zip(names, one.positional)), **one.named}
+            if len(arguments) == len(one.positional) == 1 and isinstance(one.positional[0], dict):
+                arguments = one.positional[0] if one.positional[0].keys() <= set(names) else arguments
+            calls.append(self.call(name, arguments))
+        known = [call for call in calls if call is not None]
+        return known if known and len(known) == len(calls) else None
 
     def _of_object(self, value: Any) -> ToolCall | None:
         """The call that an object says: ``name``, and ``arguments`` or ``parameters``; also within ``function``."""
@@ -84,6 +101,18 @@ def read_json(text: str) -> Any:
         return json.loads(text, strict=False, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
+
+
+def _read_json_or_python(text: str) -> Any:
+    """As :func:`read_json`; also of an object with Python's strings and constants, or brackets too many behind it."""
+    value = read_json(text)
+    text = text.strip()
+    if value is not None or not text.startswith("{"):
+        return value
+    checked = ObjectText()
+    used, written = checked.read(text, last=True)
+    ends = checked.state == "complete" and not text[used:].strip("} \t\r\n")
+    return read_json(written) if ends else None
 
 
 def _refuse(constant: str) -> Any:

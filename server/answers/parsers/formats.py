@@ -9,7 +9,18 @@ from functools import partial
 from typing import Any
 
 from bigmodel.errors import ServeError
-from bigmodel.server.answers.parsers import deepseek, gemma, glm, harmony, hermes, llama3, mistral, qwen_xml, think
+from bigmodel.server.answers.parsers import (
+    deepseek,
+    function_gemma,
+    gemma,
+    glm,
+    harmony,
+    hermes,
+    llama3,
+    mistral,
+    qwen_xml,
+    think,
+)
 from bigmodel.server.answers.parsers.call_text import read_list
 from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.reader import AnswerParser, Reading, TextReader
@@ -25,13 +36,18 @@ def new_id() -> str:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a family of models writes calls: its parser, its markers, and the identifiers of calls it accepts."""
+    """How a family of models writes calls: its parser, its markers, and the identifiers of calls it accepts.
+
+    ``around``: the markers before and behind calls, where there are both.
+    """
 
     read: Callable[[TextReader, Tools], Reading[None]]
     markers: tuple[str, ...]
+    around: tuple[str, str] | None = None
     new_id: Callable[[], str] = new_id
 
 
+_TAGS = (hermes.BEGIN, hermes.END)
 _HARMONY_MARKERS = (harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE, *harmony.ENDS)
 _DEEPSEEK_MARKERS = (
     *(deepseek.CALLS, deepseek.CALLS_END, deepseek.CALL, deepseek.CALL_END),
@@ -39,17 +55,24 @@ _DEEPSEEK_MARKERS = (
 )
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
-    "deepseek": ToolFormat(deepseek.read, _DEEPSEEK_MARKERS),
+    "deepseek": ToolFormat(deepseek.read, _DEEPSEEK_MARKERS, (deepseek.CALLS, deepseek.CALLS_END)),
+    "function-gemma": ToolFormat(
+        function_gemma.reading(function_gemma.FUNCTION_GEMMA), function_gemma.FUNCTION_GEMMA.all
+    ),
     "gemma": ToolFormat(gemma.read, ()),
-    "glm": ToolFormat(glm.read, (hermes.BEGIN, hermes.END, glm.KEY, glm.KEY_END, glm.VALUE, glm.VALUE_END)),
+    "gemma4": ToolFormat(function_gemma.reading(function_gemma.GEMMA_4), function_gemma.GEMMA_4.all),
+    "glm": ToolFormat(glm.read, (*_TAGS, glm.KEY, glm.KEY_END, glm.VALUE, glm.VALUE_END), _TAGS),
     HARMONY: ToolFormat(lambda reader, tools: harmony.read(reader, tools, reader.content), _HARMONY_MARKERS),
-    "hermes": ToolFormat(hermes.read, (hermes.BEGIN, hermes.END)),
+    "hermes": ToolFormat(hermes.read, _TAGS, _TAGS),
     "llama3": ToolFormat(llama3.read, (llama3.TAG,)),
-    "mistral": ToolFormat(mistral.read, (mistral.CALLS, mistral.CALL_ID, mistral.ARGS), mistral.new_id),
-    "qwen-xml": ToolFormat(qwen_xml.read, (hermes.BEGIN, hermes.END, *qwen_xml.MARKERS)),
+    "mistral": ToolFormat(mistral.read, (mistral.CALLS, mistral.CALL_ID, mistral.ARGS), new_id=mistral.new_id),
+    "qwen-xml": ToolFormat(qwen_xml.read, (*_TAGS, *qwen_xml.MARKERS), _TAGS),
 }
 
+_GEMMA_4_CHANNEL = "<|channel>"
+
 REASONING_TAGS: dict[str, tuple[str, str]] = {
+    "gemma4": (f"{_GEMMA_4_CHANNEL}thought", "<channel|>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "think": ("<think>", "</think>"),
 }
@@ -107,9 +130,11 @@ def _tool_format(template: str, special: Mapping[str, int]) -> str | None:
         return "qwen-xml" if qwen_xml.FUNCTION in template else "hermes"
     if "tools" in template and (llama3.TAG in template or llama3.TAG in special):
         return "llama3"
-    if "<start_of_turn>" in template and "<start_function_call>" not in template:
-        return "gemma"
-    return None
+    if function_gemma.FUNCTION_GEMMA.begin in template:
+        return "function-gemma"
+    if function_gemma.GEMMA_4.begin in template:
+        return "gemma4"
+    return "gemma" if "<start_of_turn>" in template else None
 
 
 def _reasoning_format(template: str) -> str | None:
@@ -162,19 +187,25 @@ class AnswerFormat:
         markers: tuple[str, ...] = _HARMONY_MARKERS if HARMONY in names else ()
         if self.schemas and self.formats.tools in TOOL_FORMATS and not self.forced:
             markers += TOOL_FORMATS[self.formats.tools].markers
-        return (*markers, *REASONING_TAGS.get(self.formats.reasoning or "", ()))
+        tags = REASONING_TAGS.get(self.formats.reasoning or "", ())
+        return (*markers, *tags, *(each for each in (_GEMMA_4_CHANNEL,) if any(tag.startswith(each) for tag in tags)))
 
     def parser(self) -> AnswerParser:
         """A parser for one answer."""
         reader = TextReader(self.kept.values(), single=self.single, streams=self.streams)
         return AnswerParser(reader, self._reading(reader))
 
+    def _own_format(self) -> ToolFormat | None:
+        return TOOL_FORMATS.get(self.formats.tools or "")
+
     def _reading(self, reader: TextReader) -> Reading[None]:
         tools = Tools(self.schemas, self.strict)
         reasoning = self.formats.reasoning
         if reasoning in REASONING_TAGS:
             begin, end = REASONING_TAGS[reasoning]
-            yield from think.read(reader, begin, end, opened=self.opened)
+            calls = None if self.forced or not self.schemas else self._own_format()
+            around = None if calls is None else calls.around
+            yield from think.read(reader, begin, end, opened=self.opened, calls=around)
         if self.forced and self.formats.tools != HARMONY:
             before = yield from reader.space()
             before += yield from reader.starts("[")

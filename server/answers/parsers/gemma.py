@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.parts import ToolCall
-from bigmodel.server.answers.parsers.python_calls import python_calls
 from bigmodel.server.answers.parsers.reader import Reading, TextReader
 
 CODE, JSON, END = "```tool_code", "```json", "```"
@@ -27,8 +26,11 @@ def _first(reader: TextReader, tools: Tools) -> Reading[None]:
     if fence:
         yield from _fenced(reader, tools, space + fence)
         return
-    text = yield from reader.value("{[")
-    reader.calls_or_text(_calls(text, tools), space + text)
+    while True:
+        text = yield from reader.value("{[")
+        if not reader.calls_or_text(_calls(text, tools), space + text):
+            return
+        space = yield from reader.space()
 
 
 def _fenced(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
@@ -38,13 +40,4 @@ def _fenced(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
 
 def _calls(text: str, tools: Tools) -> list[ToolCall] | None:
     found = tools.read(text)
-    if found is not None:
-        return found
-    calls = []
-    for one in python_calls(text) or ():
-        names = list(tools.parameters(one.name))
-        if len(one.positional) > len(names):
-            return None
-        calls.append(tools.call(one.name, {**dict(zip(names, one.positional)), **one.named}))
-    known = [call for call in calls if call is not None]
-    return known if known and len(known) == len(calls) else None
+    return tools.read_python(text) if found is None else found

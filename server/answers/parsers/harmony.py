@@ -6,7 +6,7 @@ import re
 
 from bigmodel.server.answers.parsers.call_text import read_arguments
 from bigmodel.server.answers.parsers.calls import Tools
-from bigmodel.server.answers.parsers.reader import Reading, Sink, TextReader
+from bigmodel.server.answers.parsers.reader import Found, Reading, Sink, TextReader
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -26,16 +26,17 @@ def read(reader: TextReader, tools: Tools, analysis: Sink) -> Reading[None]:
             gap, opening = yield from reader.until((START, CHANNEL), reader.content)
             if not opening:
                 return
-        header, begun = yield from _header(reader, gap + opening)
+        header, end = yield from _header(reader, gap + opening)
         gap, opening = "", ""
-        if not begun:
-            reader.content(header)
-            return
-        channel, function = _CHANNEL_NAME.search(header), _FUNCTION.search(header)
+        if end.marker != MESSAGE:
+            reader.content(header + (end.gap if end.marker == START else end.text))
+            opening = end.marker if end.marker == START else ""
+            continue
+        channel, function = _CHANNEL_NAME.search(header), _function(header, tools)
         ends = (*ENDS, START, CHANNEL)
         if function is not None:
             header += yield from reader.space()
-            called = yield from read_arguments(reader, tools, function[1], ends)
+            called = yield from read_arguments(reader, tools, function, ends)
             text, end = yield from reader.collect(*ends)
             closing = end.text if end.marker in ENDS else end.gap
             if called is None:
@@ -49,11 +50,21 @@ def read(reader: TextReader, tools: Tools, analysis: Sink) -> Reading[None]:
             opening = end.marker
 
 
-def _header(reader: TextReader, opening: str) -> Reading[tuple[str, bool]]:
-    """Return the header of a message as it was written, and whether it ends."""
+def _header(reader: TextReader, opening: str) -> Reading[tuple[str, Found]]:
+    """Return the header of a message as it was written, and the marker that ends it: of the text, if all is well."""
     header = opening
     while True:
-        text, found = yield from reader.collect(CHANNEL, CONSTRAIN, MESSAGE)
-        header += text + found.text
-        if found.marker in ("", MESSAGE):
-            return header, bool(found.marker)
+        text, found = yield from reader.collect(CHANNEL, CONSTRAIN, MESSAGE, START, *ENDS)
+        header += text
+        if found.marker not in (CHANNEL, CONSTRAIN):
+            return header + (found.text if found.marker == MESSAGE else ""), found
+        header += found.text
+
+
+def _function(header: str, tools: Tools) -> str | None:
+    """The function that a message is to, without the `json` that the model writes at once behind some names."""
+    found = _FUNCTION.search(header)
+    if found is None:
+        return None
+    shorter = found[1].removesuffix("json")
+    return shorter if tools.has(shorter) and not tools.has(found[1]) else found[1]

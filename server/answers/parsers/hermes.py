@@ -1,4 +1,7 @@
-"""Qwen's and Hermes' calls: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, one after another."""
+"""Qwen's and Hermes' calls: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, one after another.
+
+Models also write the first tag twice, or where the last one should be, or leave the last one out between two calls.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable
 from bigmodel.server.answers.parsers.call_text import ends_object, read_called
 from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.parts import ToolCall
-from bigmodel.server.answers.parsers.reader import Reading, TextReader
+from bigmodel.server.answers.parsers.reader import Found, Reading, TextReader
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -19,12 +22,25 @@ def read(reader: TextReader, tools: Tools) -> Reading[None]:
         if not begin.marker:
             return
         before = begin.text + (yield from reader.space())
+        while again := (yield from reader.starts(BEGIN)):
+            before += again + (yield from reader.space())
         called = yield from read_called(reader, tools, (END,))
         text, end = yield from reader.collect(END)
         if called is None:
+            text, end = _up_to_begin(reader, text, end, lambda each: tools.read(each) is not None)
             reader.calls_or_text(tools.read(text), before + text + end.text)
         else:
+            text, end = _up_to_begin(reader, text, end, ends_object)
             called.close(text, fits=ends_object(text), before=before, end=end.text)
+
+
+def _up_to_begin(reader: TextReader, text: str, end: Found, fits: Callable[[str], bool]) -> tuple[str, Found]:
+    """Return the text and the tag that ends it; if a first tag is in it and it is a call up to there, end it there."""
+    first, begin, rest = text.partition(BEGIN)
+    if not begin or not fits(first):
+        return text, end
+    reader.give_back(begin + rest + end.text)
+    return first, Found("", "")
 
 
 def read_tagged(reader: TextReader, calls_in: Callable[[str], list[ToolCall] | None]) -> Reading[None]:

@@ -1,7 +1,8 @@
 """The text of a JSON object that arrives in pieces, checked as it comes.
 
 What is let through is always the beginning of an object that `json.loads` reads: a wrong character is the first thing
-that is not. Control characters within strings, which models write and JSON forbids, are escaped; nothing else changes.
+that is not. What models write and JSON forbids is rewritten: control characters within strings are escaped, and strings
+in single quotes and the constants of Python become those of JSON. Nothing else changes.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ SCALAR = 4096
 """Most characters of a number. Python reads no integer of more than 4,300 digits."""
 
 _SPACE = re.compile(r"[ \t\n\r]+")
-_PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
+_PLAIN = {
+    '"': re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+'),
+    "'": re.compile(r"""[^'"\\\x00-\x1f\ud800-\udfff]+"""),
+}
 _SCALAR = re.compile(r'[^\s\[\]{},:"]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _NUMBER_BEGUN = re.compile(r"-?(?:0|[1-9][0-9]*)?(?:(?<=[0-9])\.[0-9]*)?(?:(?<=[0-9])[eE][-+]?[0-9]*)?")
-_CONSTANTS = ("true", "false", "null")
+_CONSTANTS = {**{each: each for each in ("true", "false", "null")}, "True": "true", "False": "false", "None": "null"}
 
 State = Literal["open", "complete", "broken"]
 _Next = Literal["value", "first value", "key", "first key", "colon", "comma"]
@@ -37,7 +41,7 @@ class ObjectText:
         self._stack: list[str] = []
         self._next: _Next = "value"
         self._in_key = False
-        self._quoted = False
+        self._quote = ""
         self._written = ""
 
     def read(self, text: str, *, last: bool) -> tuple[int, str]:
@@ -57,7 +61,7 @@ class ObjectText:
 
     def _step(self, text: str, at: int, last: bool) -> int:
         """Read one token, or a part of a string; return where it ends, or ``at`` where nothing is certain."""
-        if self._quoted:
+        if self._quote:
             return self._in_string(text, at, last)
         space = _SPACE.match(text, at)
         if space:
@@ -69,8 +73,8 @@ class ObjectText:
             return self._opens(letter, at) if self._next in ("value", "first value") else self._break(at)
         if letter in "}]":
             return self._closes(letter, at)
-        if letter == '"':
-            return self._quote(at)
+        if letter in "\"'":
+            return self._opens_string(letter, at)
         if letter in ",:":
             return self._between(letter, at)
         return self._scalar(text, at, last)
@@ -100,11 +104,11 @@ class ObjectText:
             self.state = "complete"
         return self._write(letter, 0, 1) + at
 
-    def _quote(self, at: int) -> int:
+    def _opens_string(self, quote: str, at: int) -> int:
         if self._next in ("colon", "comma"):
             return self._break(at)
         self._in_key = self._next in ("key", "first key")
-        self._quoted = True
+        self._quote = quote
         return self._write('"', 0, 1) + at
 
     def _between(self, letter: str, at: int) -> int:
@@ -122,23 +126,29 @@ class ObjectText:
         if found.end() == len(text):
             if not last:
                 return at
-            begun = _NUMBER_BEGUN.fullmatch(scalar) or any(each.startswith(scalar) for each in _CONSTANTS)
-            return self._write(text, at, len(text)) if begun else self._break(at)
+            if _NUMBER_BEGUN.fullmatch(scalar):
+                return self._write(text, at, len(text))
+            begun = next((known for each, known in _CONSTANTS.items() if each.startswith(scalar)), None)
+            return self._break(at) if begun is None else self._write(begun, 0, len(scalar)) + at
         number = _NUMBER.fullmatch(scalar) and math.isfinite(float(scalar))
         if not number and scalar not in _CONSTANTS:
             return self._break(at)
         self._next = "comma"
-        return self._write(text, at, found.end())
+        self._written = _CONSTANTS.get(scalar, scalar)
+        return found.end()
 
     def _in_string(self, text: str, at: int, last: bool) -> int:
-        plain = _PLAIN.match(text, at)
+        plain = _PLAIN[self._quote].match(text, at)
         if plain:
             return self._write(text, at, plain.end())
         letter = text[at]
-        if letter == '"':
-            self._quoted = False
+        if letter == self._quote:
+            self._quote = ""
             self._next = "colon" if self._in_key else "comma"
-            return self._write(text, at, at + 1)
+            return self._write('"', 0, 1) + at
+        if letter == '"' or text.startswith("\\'", at):
+            self._written = '\\"' if letter == '"' else "'"
+            return at + (1 if letter == '"' else 2)
         if letter != "\\":
             self._written = f"\\u{ord(letter):04x}" if letter not in _SHORT else _SHORT[letter]
             return at + 1

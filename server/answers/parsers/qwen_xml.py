@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from bigmodel.server.answers.parsers.calls import Tools
-from bigmodel.server.answers.parsers.hermes import read_tagged
+from bigmodel.server.answers.parsers.hermes import BEGIN, END
 from bigmodel.server.answers.parsers.parts import ToolCall
 from bigmodel.server.answers.parsers.reader import Reading, TextReader
 
@@ -12,9 +14,33 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MARKERS = (FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
 
 
+_NAME = re.compile(r"[^<>\s]*[<>\s]")
+
+
 def read(reader: TextReader, tools: Tools) -> Reading[None]:
     """Read content and calls."""
-    yield from read_tagged(reader, lambda text: _calls(text, tools))
+    while True:
+        begin = yield from reader.until((BEGIN, FUNCTION), reader.content)
+        if begin.marker == BEGIN:
+            text, end = yield from reader.collect(END)
+            reader.calls_or_text(_calls(text, tools), begin.text + text + end.text)
+        elif begin.marker:
+            yield from _untagged(reader, tools, begin.text)
+        else:
+            return
+
+
+def _untagged(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
+    """Read a call whose first tag the model has left out; the last one may be there."""
+    name = yield from reader.ahead(_NAME)
+    if not (name.endswith(">") and tools.has(name[:-1])):
+        reader.content(before)
+        return
+    text, end = yield from reader.collect(FUNCTION_END)
+    if reader.calls_or_text(_calls(FUNCTION + text + end.marker, tools), before + text + end.text):
+        space = yield from reader.space()
+        if not (yield from reader.starts(END)):
+            reader.content(space)
 
 
 def _calls(text: str, tools: Tools) -> list[ToolCall] | None:

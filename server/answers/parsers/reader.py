@@ -64,12 +64,21 @@ class TextReader:
         self._text = ""
         self._ended = False
         self._closed = False
+        self._space = ""
+        self._called = False
         self._parts: list[AnswerPart] = []
 
     # --- what is found ----------------------------------------------------------------------------
 
     def content(self, text: str) -> None:
-        """Give text of the answer, or text of a marker that turned out to be none."""
+        """Give text of the answer, or text of a marker that turned out to be none.
+
+        White space behind a call is given with the text that follows it, if any does.
+        """
+        if self._called and not text.strip():
+            self._space += text
+            return
+        text, self._space, self._called = self._space + text, "", False
         self._show(Content, text)
 
     def reasoning(self, text: str) -> None:
@@ -82,6 +91,7 @@ class TextReader:
             if not self._closed:
                 self._parts.append(call)
                 self._closed = self._single
+                self._called = True
 
     def calls_or_text(self, calls: ToolCall | Iterable[ToolCall] | None, written: str) -> bool:
         """Give calls, or the text as it was written where there are none; return whether there are."""
@@ -110,6 +120,7 @@ class TextReader:
         if not self._closed:
             self._parts.append(CallEnded(complete))
             self._closed = self._single
+            self._called = True
 
     def _show(self, kind: type[Content] | type[Reasoning], text: str) -> None:
         for marker in self._hidden:
@@ -219,6 +230,10 @@ class TextReader:
         """Take so many characters, which are there."""
         taken, self._text = self._text[:size], self._text[size:]
         return taken
+
+    def give_back(self, text: str) -> None:
+        """Put text before what is not yet read: it is read again."""
+        self._text = text + self._text
 
     def object(self, text: ObjectText, sink: Sink, stop: tuple[str, ...] = ()) -> Reading[str]:
         """Take a JSON object up to its end, its first error, or one of the markers ``stop``; return what is taken.

@@ -15,7 +15,7 @@ FORMS = {
     "mistral, named": (form("mistral"), form("mistral", streams=True), NAMED),
     "required": (form("hermes", forced=True), form("hermes", forced=True, streams=True), LISTED),
 }
-IN_PIECES = sorted(FORMS.keys() - {"gemma", "glm", "qwen-xml"})
+IN_PIECES = sorted(FORMS.keys() - {"function-gemma", "gemma", "gemma4", "glm", "qwen-xml"})
 BEGUN = {
     "hermes": '<tool_call>{"name": "get_weather", "arguments": ',
     "llama3": '{"name": "get_weather", "parameters": ',

@@ -54,6 +54,22 @@ def test_line_breaks_in_strings_are_accepted() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("get_weather('Paris')", [PARIS]),
+        ("[get_weather({'city': 'Paris'})]", [PARIS]),
+        ("get_weather.call(city='Paris')", [PARIS]),
+        *(
+            (text, None)
+            for text in ("get_weather('Paris', 1, 2)", "unknown()", "[get_weather(city='Paris'), f()]", "x")
+        ),
+    ],
+)
+def test_calls_in_python(text: str, calls: list[ToolCall] | None) -> None:
+    assert TOOLS.read_python(text) == calls
+
+
 def test_arguments_are_text_that_utf_8_can_write() -> None:
     (call,) = TOOLS.read('{"name": "get_time", "arguments": {"zone": "ö\\ud800"}}') or ()
     assert call.arguments.encode()

@@ -48,6 +48,8 @@ def codec_of(template: Any, *special_tokens: str) -> TextCodec:
         (LOOP + "<｜tool▁calls▁begin｜> </think>", (), "deepseek", "think"),
         (LOOP + "<|channel|>analysis<|message|>", (), "harmony", "harmony"),
         (LOOP + "<start_of_turn>", (), "gemma", None),
+        (LOOP + "<start_of_turn><start_function_call>call:", (), "function-gemma", None),
+        (LOOP + "<|turn><|tool_call>call:<|channel>thought\n<channel|>", (), "gemma4", "gemma4"),
         ({"default": LOOP, "tool_use": LOOP + "<tool_call>"}, (), "hermes", None),
         (None, (), None, None),
     ],

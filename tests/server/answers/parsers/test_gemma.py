@@ -26,6 +26,9 @@ def test_one_call_in_each_form(text: str) -> None:
 
 def test_several_calls() -> None:
     assert read(form("gemma"), '[get_weather(city="Paris"), get_time()]') == Answer(calls=[PARIS, ("get_time", {})])
+    lines = '[get_weather(city="Paris")]\n[get_time()]\n'
+    assert read(form("gemma"), lines) == Answer(calls=[PARIS, ("get_time", {})])
+    assert read(form("gemma"), lines + "[1, 2]") == Answer("\n[1, 2]", calls=[PARIS, ("get_time", {})])
     text = 'I look.\n```tool_code\nget_weather("Paris", days=2)\nget_time(zone="CET")\n```'
     wanted = [("get_weather", {"city": "Paris", "days": 2}), ("get_time", {"zone": "CET"})]
     assert read(form("gemma"), text) == Answer("I look.", calls=wanted)

@@ -48,6 +48,17 @@ def test_reasoning_and_calls_are_parsed_apart_from_each_other() -> None:
     assert shown == Answer('assistantcommentary to=functions.get_weather json{"city": "Paris"}', shown.reasoning)
 
 
+def test_a_header_that_does_not_end_is_text_and_the_next_message_is_read() -> None:
+    broken = "<|channel|>commentary to=functions.get_rain? There is none.<|end|>"
+    assert read(HOW, broken + CALL) == Answer("commentary to=functions.get_rain? There is none.", calls=[PARIS])
+    again = "<|channel|>commentary to=functions.get_rain" + CALL
+    assert read(HOW, again) == Answer("commentary to=functions.get_rain", calls=[PARIS])
+
+
+def test_a_name_may_have_the_type_of_the_arguments_at_its_end() -> None:
+    assert read(HOW, CALL.replace("get_weather <|constrain|>json", "get_weatherjson")) == Answer(calls=[PARIS])
+
+
 @pytest.mark.parametrize("text", ["", "It rains.", " to be", "to=", "<|channel", "a\n"])
 def test_text_without_a_header_is_content(text: str) -> None:
     assert read(form("harmony", "harmony"), text) == Answer(text)

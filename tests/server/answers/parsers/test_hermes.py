@@ -24,6 +24,36 @@ def test_the_last_tag_may_be_missing() -> None:
     assert read(form("hermes"), ONE.removesuffix("</tool_call>")) == Answer(calls=[PARIS])
 
 
+@pytest.mark.parametrize("again", ["<tool_call>", "<tool_call>\n<tool_call>", "\n<tool_call>\n<tool_call>\n"])
+def test_the_first_tag_may_stand_where_the_last_should_or_twice(again: str) -> None:
+    for call in (ONE, '<tool_call>{"arguments": {"city": "Paris, \\"FR\\"", "days": 3}, "name": "get_weather"}'):
+        text = call.removesuffix("</tool_call>") + again + OTHER.removeprefix("<tool_call>")
+        assert read(form("hermes"), text) == Answer(calls=[PARIS, ("get_time", {})])
+        assert read(form("hermes", streams=True), text) == Answer(calls=[PARIS, ("get_time", {})])
+
+
+def test_tags_within_texts_are_texts() -> None:
+    text = '<tool_call>{"name": "get_time", "arguments": {"zone": "<tool_call>"}}</tool_call>'
+    assert read(form("hermes"), text) == Answer(calls=[("get_time", {"zone": "<tool_call>"})])
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_python_and_a_bracket_too_many_are_read(streams: bool) -> None:
+    how = form("hermes", streams=streams)
+    for written in (
+        "{'name': 'get_weather', 'arguments': {'city': 'Paris, \"FR\"', 'days': 3}}",
+        '{"name": "get_weather", "arguments": {\'city\': \'Paris, "FR"\', "days": 3}}',
+        '{"name": "get_weather", "arguments": {"city": "Paris, \\"FR\\"", "days": 3}}}',
+        '{"arguments": {"city": "Paris, \\"FR\\"", "days": 3}, "name": "get_weather"}\n}',
+    ):
+        assert read(how, f"<tool_call>\n{written}\n</tool_call>") == Answer(calls=[PARIS]), written
+
+
+def test_white_space_behind_a_call_is_given_with_text_alone() -> None:
+    assert read(form("hermes"), ONE + "\n\n") == Answer(calls=[PARIS])
+    assert read(form("hermes"), ONE + "\n\nDone.") == Answer("\n\nDone.", calls=[PARIS])
+
+
 def test_an_answer_may_be_held_to_one_call() -> None:
     assert read(form("hermes", single=True), f"First:\n{ONE}\n{OTHER} done") == Answer("First:", calls=[PARIS])
 

@@ -20,6 +20,36 @@ def test_several_calls_stand_one_after_another() -> None:
     assert read(form("llama3"), f"{CALL}; {CALL}\n{CALL}") == Answer(calls=[PARIS] * 3)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[get_weather(city='Paris {FR}')]",
+        '\n\n[ get_weather(city="Paris {FR}") ]',
+        f'{TAG}get_weather.call(city="Paris {{FR}}")',
+        f"{TAG}get_weather(city='Paris {{FR}}')",
+        '<function=get_weather>{"city": "Paris {FR}"}</function>',
+        '<function=get_weather>\n{"city": "Paris {FR}"}',
+        "[get_weather({'city': 'Paris {FR}'})]",
+    ],
+)
+def test_the_other_forms_of_the_documentation(text: str) -> None:
+    assert read(form("llama3", special=special("llama3")), text) == Answer(calls=[PARIS])
+    assert read(form("llama3"), text + "\n") == Answer(calls=[PARIS])
+
+
+def test_brackets_in_single_quotes_do_not_end_a_list() -> None:
+    assert read(form("llama3"), "[get_time(zone='[it] \\'s] ')] Done.") == Answer(
+        " Done.", calls=[("get_time", {"zone": "[it] 's] "})]
+    )
+
+
+def test_text_is_not_held_back_where_no_call_begins() -> None:
+    for text in ("The", "[a", "[1, ", "<function="):
+        parser = form("llama3").parser()
+        shown = parser.push(text + " b c")
+        assert "".join(getattr(part, "text", "") for part in shown).startswith(text)
+
+
 def test_text_after_a_call_is_content() -> None:
     assert read(form("llama3"), f"{CALL}; That is all.") == Answer("; That is all.", calls=[PARIS])
 
@@ -33,6 +63,13 @@ def test_text_after_a_call_is_content() -> None:
         CALL[:-1],
         '{"name": "unknown", "parameters": {}}',
         f'{TAG}print("a")',
+        f"{TAG}get_time(zone=now())",
+        "[unknown()]",
+        "[get_time(zone=now())] is it",
+        '<function=unknown>{"city": "Paris"}</function>',
+        '<function=get_weather>{"city": "Paris"} in France</function>',
+        "<function=get_weather>Paris</function>",
+        "Write <function=get_weather",
     ],
 )
 def test_other_texts_are_content(text: str) -> None:

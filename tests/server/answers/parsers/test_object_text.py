@@ -44,6 +44,23 @@ def test_control_characters_in_strings_are_escaped() -> None:
 
 
 @pytest.mark.parametrize(
+    ("python", "json_text"),
+    [
+        ("{'a': 'x', \"b\": 'it\\'s \"y\"'}", '{"a": "x", "b": "it\'s \\"y\\""}'),
+        ("{'a': [True, False, None]}", '{"a": [true, false, null]}'),
+        ('{"a": "it\\\'s \'x\'"}', '{"a": "it\'s \'x\'"}'),
+    ],
+)
+def test_strings_and_constants_of_python_become_those_of_json(python: str, json_text: str) -> None:
+    assert written([python]) == ("complete", json_text, "")
+    assert written([*python]) == ("complete", json_text, "")
+    for cut in range(1, len(python)):
+        state, through, rest = written([python[:cut]])
+        assert (state, rest) == ("open", "")
+        assert json_text.startswith(through.removesuffix("\\"))
+
+
+@pytest.mark.parametrize(
     ("begin", "wrong"),
     [
         *(('{"a": ', "oops}"), ('{"a": ', "01}"), ('{"a": ', "1e999}"), ('{"a": ', "NaN}"), ('{"a": ', "9" * 5000)),

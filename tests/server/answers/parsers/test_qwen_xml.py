@@ -26,6 +26,13 @@ def test_calls_with_arguments_and_without() -> None:
     assert read(form("qwen-xml"), several) == Answer("I look.", calls=[PARIS, ("get_time", {})])
 
 
+def test_the_first_tag_may_be_missing() -> None:
+    naked = CALL.removeprefix("<tool_call>\n")
+    for text in (naked, naked.removesuffix("\n</tool_call>"), naked + "\n" + naked):
+        found = read(form("qwen-xml"), f"I look.\n\n{text}\nDone.")
+        assert found == Answer("I look.\nDone.", calls=[PARIS] * text.count("</function>"))
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -35,7 +42,9 @@ def test_calls_with_arguments_and_without() -> None:
         "<tool_call><function=get_time><parameter=zone>CET</function></tool_call>",
         "<tool_call><function=get_time><parameter=zone</parameter></function></tool_call>",
         '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>',
-        "<function=get_time>\n</function>",
+        "<function=unknown>\n</function>",
+        "<function=get_time>\n<parameter=zone>\nCET\n</function>",
+        "Write <function=get_time> first.",
     ],
 )
 def test_malformed_calls_come_back_as_text(text: str) -> None:

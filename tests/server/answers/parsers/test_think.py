@@ -34,6 +34,23 @@ def test_reasoning_is_shown_as_it_arrives() -> None:
     assert shown == [[], ["a"], ["b"], []]
 
 
+CALL = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+
+
+def test_calls_end_an_answer_whose_reasoning_does_not_end() -> None:
+    thinking = form("hermes", "think", opened=True)
+    assert read(thinking, f"The time.\n{CALL}") == Answer("", "The time.", [("get_time", {})])
+    assert read(thinking, f"Both.\n{CALL}\n{CALL}\n") == Answer("", "Both.", [("get_time", {})] * 2)
+    assert read(form("hermes", "think"), f"<think>{CALL}") == Answer(calls=[("get_time", {})])
+
+
+@pytest.mark.parametrize("rest", [" would do.", "\n</think>\n\nNo.", f"\n{CALL} twice?</think>No."])
+def test_calls_that_do_not_end_the_answer_are_reasoning(rest: str) -> None:
+    thought, _, answer = f"So {CALL}{rest}".partition("</think>")
+    found = read(form("hermes", "think", opened=True), f"So {CALL}{rest}")
+    assert found == Answer(answer.strip(), thought.rstrip() if answer else thought)
+
+
 def test_calls_follow_the_reasoning() -> None:
     call = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
     text = f"<think>\n<tool_call>maybe</tool_call>?\n</think>\n\n{call}"
