@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bigmodel.server.answers.json_text import json_text
+from bigmodel.server.answers.json_in_parts import json_in_parts
 from bigmodel.server.answers.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from bigmodel.server.answers.parsers.formats import AnswerFormat
 from bigmodel.server.answers.parsers.parts import (
@@ -134,7 +134,7 @@ class CompletionAnswer:
         logprobs = "null"
         if self._wants_logprobs:
             found = completion_logprobs(entries, tokens, self._codec, choice.offsets)
-            logprobs = json_text(found, ascii_only=True)  # of an echoed prompt it is large
+            logprobs = json_in_parts(found, ascii_only=True)  # of an echoed prompt it is large
         reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
         fields = f'"text": {json.dumps(text)}, "logprobs": {logprobs}, "finish_reason": {reason}'
         choice.streamed += len(delta.token_ids)

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bigmodel.server.answers.json_text import json_text
+from bigmodel.server.answers.json_in_parts import json_in_parts
 from bigmodel.server.answers.sse import COMMENT
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Delta, Done, Event, Failed, Request, TokenLogprob
@@ -227,12 +227,13 @@ async def _whole(joined: JoinedRequests, answer: Answer) -> Response:
         added = _tokens(batch)
         size += added
         await _beside(prompts + added, partial(add, batch))
-    return await _beside(size, lambda: _JSON(answer.whole(joined.done)))
+    response = JSONResponse if size <= AT_ONCE else _LargeJSON
+    return await _beside(size, lambda: response(answer.whole(joined.done)))
 
 
-class _JSON(JSONResponse):
+class _LargeJSON(JSONResponse):
     def render(self, content: Any) -> bytes:
-        return json_text(content).encode()
+        return json_in_parts(content).encode()
 
 
 def _tokens(batch: list[tuple[int, Delta]]) -> int:

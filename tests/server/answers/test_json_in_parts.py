@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse
 
-from bigmodel.server.answers.json_text import PART, json_text
+from bigmodel.server.answers.json_in_parts import PART, json_in_parts
 
 LONG = [{"token": f"é{number}", "top": [number, -0.5, None, True]} for number in range(2 * PART + 1)]
 
@@ -28,11 +28,11 @@ LONG = [{"token": f"é{number}", "top": [number, -0.5, None, True]} for number i
     ],
 )
 def test_the_text_is_that_of_the_whole_encoder(value: Any) -> None:
-    assert json_text(value).encode() == JSONResponse(value).body
-    assert json_text(value, ascii_only=True) == json.dumps(value, separators=(",", ":"))
+    assert json_in_parts(value).encode() == JSONResponse(value).body
+    assert json_in_parts(value, ascii_only=True) == json.dumps(value, separators=(",", ":"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), [float("inf")], {"a": [0.0] * PART + [float("nan")]}])
 def test_numbers_that_json_has_not_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        json_text(value)
+        json_in_parts(value)

@@ -13,7 +13,7 @@ _ENCODER, _ASCII = (
 )
 
 
-def json_text(value: Any, *, ascii_only: bool = False) -> str:
+def json_in_parts(value: Any, *, ascii_only: bool = False) -> str:
     """Return a value as JSON, as Starlette's answers write it: without spaces, characters as they are.
 
     Args:
