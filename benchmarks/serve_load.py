@@ -40,7 +40,7 @@ OURS = "bigmodel's client"
 P95 = f"{FIRST} p95"
 SERVER_MEAN, SERVER_P95, SEQUENCES = "server's mean", "server's p95", "sequences in a step"
 AGREEMENT = 1.1
-"""Bound on a client's mean time to the first token over the server's, of the same requests: what HTTP and the client add.
+"""Bound on a client's mean time to the first token over the server's, of the same requests: HTTP and the client add it.
 
 The p95 has none: where more requests come than run at once, small differences of speed become long queues, and three
 runs of one client differ twofold.
