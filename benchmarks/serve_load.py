@@ -39,8 +39,12 @@ from .serve_peer import Server, checkpoint, serving
 OURS = "bigmodel's client"
 P95 = f"{FIRST} p95"
 SERVER_MEAN, SERVER_P95, SEQUENCES = "server's mean", "server's p95", "sequences in a step"
-AGREEMENT = 1.2
-"""Bound on the p95 of one client over that of another, of the same requests to the same server."""
+AGREEMENT = 1.1
+"""Bound on a client's mean time to the first token over the server's, of the same requests: HTTP and the client add it.
+
+The p95 has none: where more requests come than run at once, small differences of speed become long queues, and three
+runs of one client differ twofold.
+"""
 
 DEVICES = ("cpu",)
 """Devices that this benchmark supports."""
@@ -52,12 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.set_defaults(rounds=3)
     parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64 (default: 4x512)")
-    parser.add_argument("--requests", type=int, default=None, help="requests of a run (default: 120)")
+    parser.add_argument("--requests", type=int, default=None, help="requests of a run (default: 100)")
     parser.add_argument("--tokens", type=int, default=None, help="tokens of each answer (default: 32)")
     parser.add_argument(
         "--request-rate", type=float, default=None, help="requests per second (default: a share of the capacity)"
     )
-    parser.add_argument("--share", type=float, default=0.7, help="of the requests per second that are answered at most")
+    parser.add_argument("--share", type=float, default=0.5, help="of the requests per second that are answered at most")
     parser.add_argument("--guidellm", metavar="PYTHON", default=None, help="interpreter that has guidellm")
     parser.add_argument("--vllm", metavar="PYTHON", default=None, help="interpreter that has vllm's client")
 
@@ -65,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     """Measure the server with each client."""
     size = options.size or ("2x64" if options.quick else "4x512")
-    requests = options.requests or (8 if options.quick else 120)
+    requests = options.requests or (8 if options.quick else 100)
     tokens = options.tokens or (4 if options.quick else 32)
     peers = {
         peer: python
@@ -89,7 +93,6 @@ def run(options: argparse.Namespace) -> Report:
             for peer, python in peers.items()
         ]
         samples = measure(variants, options.rounds, warmup=0, seed=options.seed)
-    others = [peer.name for peer in peers]
     return Report(
         "serve_load",
         options.device,
@@ -105,7 +108,7 @@ def run(options: argparse.Namespace) -> Report:
         tables=tables(
             samples, f"{requests} requests at {rate:.3g} a second (capacity: {capacity:.3g}), a Llama of {size}"
         ),
-        limits=[] if options.quick else [_agreement(samples, name) for name in others],
+        limits=[] if options.quick else [_agreement(samples, name) for name in samples.values],
         notes=_notes(peers),
         samples={"runs": samples},
     )
@@ -223,9 +226,9 @@ def _measured_by(peer: Peer, python: str, target: Target) -> Callable[[Load], di
 
 
 def _agreement(samples: Samples, name: str) -> Limit:
-    """Return the limit on how far the p95 of a peer and ours are apart."""
-    ratio = samples.ratio(name, OURS, P95).median
-    return Limit(f"first token p95: {name} and {OURS}, greater over smaller", max(ratio, 1 / ratio), "<=", AGREEMENT)
+    """Return the limit on what a client measures beyond what the server counts of the same requests."""
+    over = samples.median(name, MEAN) / samples.median(name, SERVER_MEAN)
+    return Limit(f"mean time to the first token, {name} over the server's own", over, "<=", AGREEMENT)
 
 
 def _notes(peers: dict[Peer, str]) -> list[str]:
