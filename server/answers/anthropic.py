@@ -39,6 +39,7 @@ class MessageAnswer:
     """
 
     alive = typed_event("ping", {})
+    has_json_texts = False
 
     def __init__(
         self,

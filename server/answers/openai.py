@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bigmodel.server.answers.json_in_parts import json_in_parts
+from bigmodel.server.answers.json_in_parts import JSONText, json_in_parts, written
 from bigmodel.server.answers.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from bigmodel.server.answers.parsers.formats import AnswerFormat
 from bigmodel.server.answers.parsers.parts import (
@@ -97,6 +97,7 @@ class CompletionAnswer:
     """The answer to a completion of ``prompts``, ``n`` choices each; choice i of prompt p has index p * n + i."""
 
     alive = COMMENT
+    has_json_texts = False
 
     def __init__(
         self,
@@ -203,7 +204,7 @@ class _ChatChoice:
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     complete_calls: int = 0
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[JSONText] = field(default_factory=list)
     reason: str | None = None
     streamed: int = 0  # tokens
     tokens: int = 0
@@ -261,7 +262,7 @@ class ChatAnswer:
         self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, usage, continuous_usage)
         self._prompt_tokens = prompt_tokens
         self._codec = codec
-        self._wants_logprobs = logprobs
+        self._wants_logprobs = self.has_json_texts = logprobs
         self._format = answer_format
         self._shows_reasoning = shows_reasoning
         self._choices = [_ChatChoice(None if answer_format is None else answer_format.parser()) for _ in range(n)]
@@ -342,7 +343,8 @@ class ChatAnswer:
                 self._note(choice, part)
             else:
                 (choice.content if isinstance(part, Content) else choice.reasoning).append(part.text)
-        choice.logprobs += delta.logprobs
+        if self._wants_logprobs:
+            choice.logprobs += map(written, chat_logprobs(delta.logprobs, self._codec)["content"])
         choice.reason = None if delta.finish_reason is None else choice.finish_reason(delta.finish_reason)
 
     def whole(self, done: Done) -> dict[str, Any]:
@@ -351,7 +353,7 @@ class ChatAnswer:
             {
                 "index": index,
                 "message": _message(choice),
-                "logprobs": chat_logprobs(tuple(choice.logprobs), self._codec) if self._wants_logprobs else None,
+                "logprobs": {"content": choice.logprobs, "refusal": None} if self._wants_logprobs else None,
                 "finish_reason": choice.reason,
             }
             for index, choice in enumerate(self._choices)

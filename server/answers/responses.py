@@ -30,6 +30,7 @@ class ResponseAnswer:
     """
 
     alive = COMMENT
+    has_json_texts = False
 
     def __init__(
         self,

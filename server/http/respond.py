@@ -187,9 +187,11 @@ class Answer(Protocol):
 
     Attributes:
         alive: What a stream says that has nothing to say yet.
+        has_json_texts: Whether `whole` has parts that `written` wrote: a plain encoder would quote them.
     """
 
     alive: bytes
+    has_json_texts: bool
 
     def opening(self) -> bytes: ...
 
@@ -227,11 +229,11 @@ async def _whole(joined: JoinedRequests, answer: Answer) -> Response:
         added = _tokens(batch)
         size += added
         await _beside(prompts + added, partial(add, batch))
-    response = JSONResponse if size <= AT_ONCE else _LargeJSON
+    response = _JSONInParts if size > AT_ONCE or answer.has_json_texts else JSONResponse
     return await _beside(size, lambda: response(answer.whole(joined.done)))
 
 
-class _LargeJSON(JSONResponse):
+class _JSONInParts(JSONResponse):
     def render(self, content: Any) -> bytes:
         return json_in_parts(content).encode()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse
 
-from bigmodel.server.answers.json_in_parts import PART, json_in_parts
+from bigmodel.server.answers.json_in_parts import PART, json_in_parts, written
 
 LONG = [{"token": f"é{number}", "top": [number, -0.5, None, True]} for number in range(2 * PART + 1)]
 
@@ -36,3 +36,9 @@ def test_the_text_is_that_of_the_whole_encoder(value: Any) -> None:
 def test_numbers_that_json_has_not_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="JSON"):
         json_in_parts(value)
+
+
+@pytest.mark.parametrize("number", [0, 1, PART + 1])
+def test_values_that_were_written_before_are_parts_of_larger_ones(number: int) -> None:
+    values = LONG[:number]
+    assert json_in_parts({"a": [written(value) for value in values]}) == json_in_parts({"a": values})

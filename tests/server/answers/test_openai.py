@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from bigmodel.server.answers.json_in_parts import json_in_parts
 from bigmodel.server.answers.openai import ChatAnswer, CompletionAnswer
 from bigmodel.server.engine import Delta, Done, TokenLogprob
 from tests.server.answers.parsers.reading import form
@@ -108,7 +110,7 @@ def test_a_whole_chat_answer_equals_its_chunks() -> None:
     for delta in deltas:
         whole.add(delta.index, delta)
         chunks += read(streamed.chunk(delta.index, delta))
-    result = whole.whole(DONE)
+    result = json.loads(json_in_parts(whole.whole(DONE)))
     assert result["object"] == "chat.completion"
     for choice in result["choices"]:
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]

@@ -43,6 +43,7 @@ class Texts:
     """An answer that is nothing but its texts."""
 
     alive = b"."
+    has_json_texts = False
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
