@@ -50,7 +50,7 @@ def check_bounds(text: bytes, values: int, string_bytes: int) -> None:
         _check(commas + 1, values, "values")
         _check(members, MEMBERS, "members of objects")
         _check(containers, CONTAINERS, "objects and lists")
-        # Each byte is looked at once: an expression would begin anew at each digit, and hold up all threads for a second.
+        # Each byte is looked at once. An expression begins anew at each digit, and holds up all threads for a second.
         if end - at > NUMBER_BYTES and _LONG_NUMBER in plain[at:end].translate(_OF_NUMBERS):
             raise JSONBoundsError(f"a number in it has more than {NUMBER_BYTES} characters")
         if begin < 0:
