@@ -341,6 +341,7 @@ def largest_bodies(model: str, size: int, prompt: str = "prompt") -> dict[str, b
         "a model's name": repeated("model", b"m", b'"', b'"'),
         "brackets": repeated("prompt", b"[", b"", b""),
         "spaces": repeated("prompt", b" ", b"", b"1"),
+        "texts without commas": repeated("prompt", b'""', b"[", b"]"),
         "numbers apart": repeated("prompt", b"1" * 99 + b" ", b"", b"1"),
     }
 

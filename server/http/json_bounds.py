@@ -39,7 +39,7 @@ def check_bounds(text: bytes, values: int, string_bytes: int) -> None:
     """
     # Without escapes, every quotation mark begins or ends a string.
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
-    commas = members = containers = 0
+    commas = members = containers = strings = 0
     at = 0
     while at < len(plain):
         begin = plain.find(b'"', at)
@@ -55,6 +55,8 @@ def check_bounds(text: bytes, values: int, string_bytes: int) -> None:
             raise JSONBoundsError(f"a number in it has more than {NUMBER_BYTES} characters")
         if begin < 0:
             return
+        strings += 1  # each is a value or the name of a member, unless the text is no JSON
+        _check(strings, values + MEMBERS, "strings")
         closing = plain.find(b'"', begin + 1)
         at = len(plain) if closing < 0 else closing + 1
         _check(at - begin - 2, string_bytes, "bytes in one string")

@@ -24,6 +24,7 @@ LONGEST = 10 * MOST
         (b"[" + b"[]," * CONTAINERS + b"1]", f"more than {CONTAINERS} objects and lists"),
         (b'{"a": ' + b"9" * (NUMBER_BYTES + 1) + b"}", f"a number in it has more than {NUMBER_BYTES} characters"),
         (b'["' + b"a" * (LONGEST + 1) + b'"]', f"more than {LONGEST} bytes in one string"),
+        (b"[" + b'""' * (MOST + MEMBERS + 1) + b"]", f"more than {MOST + MEMBERS} strings"),
         (b'["\\n", "' + b"a" * (LONGEST + 2), f"more than {LONGEST} bytes in one string"),
         (b'{"a": "", "b": -1.' + b"0" * NUMBER_BYTES + b"}", f"more than {NUMBER_BYTES} characters"),
     ],
