@@ -131,15 +131,22 @@ async def grammar_of(
         why = "this server cannot enforce a format: xgrammar is not installed"
         raise bad_value(field, why, code="unsupported_parameter")
     try:
-        expression = _expression(body, form)
         # Those that were compiled before do not wait for those that are compiled now.
-        known = await in_turn(http)(ANY_SIZE, lambda: model.grammar_compiler().kept(expression))
+        expression, known = await in_turn(http)(ANY_SIZE, lambda: _expression_and_grammar(body, model, form))
         if known is not None:
             return known
         async with turn(state_of(http).compiling, http):
             return await in_thread(lambda: model.grammar_compiler().compile(expression))
     except GrammarError as error:
         raise bad_value("tools" if field == "tool_choice" else field, str(error)) from error
+
+
+def _expression_and_grammar(
+    body: Sampling, model: RunningModel, form: AnswerFormat | None
+) -> tuple[Expression, Grammar | None]:
+    """What the answer may be, and its grammar if that is kept."""
+    expression = _expression(body, form)
+    return expression, model.grammar_compiler().kept(expression)
 
 
 def held_to(body: Sampling) -> str | None:

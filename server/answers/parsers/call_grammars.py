@@ -21,7 +21,7 @@ from bigmodel.server.answers.parsers import (
     mistral,
     qwen_xml,
 )
-from bigmodel.server.answers.parsers.value_grammars import tagged_value, with_root
+from bigmodel.server.answers.parsers.value_grammars import Root, tagged_value, with_root
 from bigmodel.server.engine.sampling.expressions import (
     Expression,
     choice,
@@ -40,7 +40,7 @@ Schemas: TypeAlias = Mapping[str, dict[str, Any]]
 CallGrammar: TypeAlias = Callable[[Schemas, bool], Expression]
 """Takes the functions, and whether there is one call only."""
 
-Argument: TypeAlias = Callable[[str, Any, dict[str, Any]], Expression]
+Argument: TypeAlias = Callable[[str, Any, Root], Expression]
 """Takes the name of an argument, its schema, and the schema that this is of."""
 
 _LIMITS = frozenset(("const", "pattern", "minLength", "maxLength", "anyOf", "oneOf", "allOf", "$ref"))
@@ -99,9 +99,9 @@ def deepseek_calls(schemas: Schemas, single: bool) -> Expression:
 def glm_calls(schemas: Schemas, single: bool) -> Expression:
     excluded = (glm.KEY, glm.VALUE_END, hermes.END)
 
-    def argument(key: str, part: Any, schema: dict[str, Any]) -> Expression:
+    def argument(key: str, part: Any, root: Root) -> Expression:
         begin = literal(f"{glm.KEY}{key}{glm.KEY_END}")
-        value = tagged_value(part, schema, excluded)
+        value = tagged_value(part, root, excluded)
         return sequence(begin, space(), literal(glm.VALUE), value, literal(glm.VALUE_END), space())
 
     return _tagged(_with_arguments(schemas, lambda name: sequence(literal(name), space()), argument), single)
@@ -110,9 +110,9 @@ def glm_calls(schemas: Schemas, single: bool) -> Expression:
 def qwen_xml_calls(schemas: Schemas, single: bool) -> Expression:
     excluded = (qwen_xml.PARAMETER, qwen_xml.PARAMETER_END, qwen_xml.FUNCTION_END, hermes.END)
 
-    def argument(key: str, part: Any, schema: dict[str, Any]) -> Expression:
+    def argument(key: str, part: Any, root: Root) -> Expression:
         begin, end = literal(f"{qwen_xml.PARAMETER}{key}>\n"), literal(f"\n{qwen_xml.PARAMETER_END}")
-        return sequence(begin, tagged_value(part, schema, excluded), end, space())
+        return sequence(begin, tagged_value(part, root, excluded), end, space())
 
     def head(name: str) -> Expression:
         return sequence(literal(f"{qwen_xml.FUNCTION}{name}>"), space())
@@ -129,11 +129,11 @@ def _with_arguments(
     """Functions with their arguments between tags: those that are required, and perhaps others, in their order."""
     calls = []
     for name, schema in schemas.items():
-        required = schema.get("required", ())
+        required, root = schema.get("required", ()), Root(schema)
         parts = [
             one if key in required else optional(one)
             for key, part in _properties(schema).items()
-            for one in [argument(key, part, schema)]
+            for one in [argument(key, part, root)]
         ]
         calls.append(sequence(head(name), *parts))
     return choice(calls)
@@ -149,8 +149,8 @@ def gemma_calls(schemas: Schemas, single: bool) -> Expression:
     names = [name for function, schema in schemas.items() for name in (*function.split("."), *_properties(schema))]
     begin, end = literal(f"{gemma.CODE}\n"), literal(f"\n{gemma.END}")
 
-    def python_argument(key: str, part: Any, schema: dict[str, Any]) -> Expression:
-        return sequence(literal(f"{key}="), json_text(with_root(part, ("properties", key), schema)))
+    def python_argument(key: str, part: Any, root: Root) -> Expression:
+        return sequence(literal(f"{key}="), json_text(with_root(part, ("properties", key), root)))
 
     if all(map(_IDENTIFIER.fullmatch, names)) and "print" not in schemas:
         call = choice(
@@ -166,10 +166,10 @@ def gemma_calls(schemas: Schemas, single: bool) -> Expression:
 def function_gemma_calls(marks: function_gemma.Marks) -> CallGrammar:
     """Calls between the markers of a family of Gemma's."""
 
-    def argument(key: str, part: Any, schema: dict[str, Any]) -> Expression:
+    def argument(key: str, part: Any, root: Root) -> Expression:
         quote = literal(marks.quote)
         if not isinstance(part, dict) or part.get("type") != "string" or part.keys() & _LIMITS:
-            return sequence(literal(f"{key}:"), json_text(with_root(part, ("properties", key), schema)))
+            return sequence(literal(f"{key}:"), json_text(with_root(part, ("properties", key), root)))
         values = [literal(value) for value in part.get("enum", ()) if isinstance(value, str)]
         return sequence(literal(f"{key}:"), quote, choice(values) if values else free_text(marks.quote), quote)
 
@@ -187,8 +187,8 @@ def function_gemma_calls(marks: function_gemma.Marks) -> CallGrammar:
 
 def _keywords(schema: dict[str, Any], argument: Argument, comma: str) -> Expression:
     """Arguments with their names, one after another; those that are not required may be left out."""
-    required = schema.get("required", ())
-    given = [(key in required, argument(key, part, schema)) for key, part in _properties(schema).items()]
+    required, root = schema.get("required", ()), Root(schema)
+    given = [(key in required, argument(key, part, root)) for key, part in _properties(schema).items()]
     behind: list[Expression] = [literal("")]  # what may follow the arguments up to each one, from the last to the first
     for needed, one in reversed(given):
         following = sequence(literal(comma), one)

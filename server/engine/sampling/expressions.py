@@ -5,7 +5,7 @@ The nodes are plain objects, so that a tree is JSON: its text is the key of what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 Expression: TypeAlias = dict[str, Any]
@@ -55,6 +55,30 @@ def optional(part: Expression) -> Expression:
 def repeated(part: Expression, between: Expression) -> Expression:
     """A part once or more, with something ``between`` two of them."""
     return {"repeated": part, "between": between}
+
+
+def written_size(expression: Expression) -> tuple[int, int]:
+    """Return how many values the JSON text of a tree has, and how deep it nests.
+
+    A node that is shared is written wherever it is, and looked at once.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    pending: list[Any] = [expression]
+    while pending:
+        node = pending[-1]
+        members = [each for each in _members(node) if isinstance(each, dict | list)]
+        if missing := [each for each in members if id(each) not in found]:
+            pending += missing
+            continue
+        pending.pop()
+        sizes = [found[id(each)] for each in members]
+        values = 1 + len(node) - len(members) + sum(size for size, _ in sizes)
+        found[id(node)] = values, 1 + max((depth for _, depth in sizes), default=0)
+    return found[id(expression)]
+
+
+def _members(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return node.values() if isinstance(node, dict) else node
 
 
 def schemas_in(expression: Expression) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bigmodel.errors import ServeError
-from bigmodel.server.engine.sampling.expressions import Expression, schemas_in
+from bigmodel.server.engine.sampling.expressions import Expression, schemas_in, written_size
 from bigmodel.server.engine.sampling.grammar_worker import CompileError, GrammarWorker, WorkerEndedError
 from bigmodel.server.engine.sampling.kept import Kept
 
@@ -22,6 +22,8 @@ from bigmodel.server.engine.sampling.kept import Kept
 DEPTH = 64
 _PARTS = 1000
 _REPEATS = 1000
+_VALUES = 100_000  # of the text in which schemas and what stands between them are sent to the worker
+_NESTING = 300  # of that text
 _ONCE_BYTES = 8 << 20  # of compiled grammars, kept for requests with the same schema
 _AGAIN_BYTES = 32 << 20  # of those that another request has asked for
 
@@ -92,6 +94,12 @@ class GrammarCompiler:
         Raises:
             GrammarError: as for :meth:`compile`, where that is known.
         """
+        values, depth = written_size(expression)
+        if values > _VALUES or depth > _NESTING:
+            raise GrammarError(
+                f"its format has more than {_VALUES} values or is nested more than {_NESTING} deep; "
+                "give fewer functions, fewer optional arguments or fewer references"
+            )
         schemas = list(schemas_in(expression))
         _refuse_too_large(schemas)
         for schema in schemas:

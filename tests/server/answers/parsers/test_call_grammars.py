@@ -16,7 +16,7 @@ from bigmodel.server.answers.parsers.formats import TOOL_FORMATS
 from bigmodel.server.answers.parsers.held_answers import held_answer
 from bigmodel.server.answers.parsers.schema_check import fits
 from bigmodel.server.engine.sampling.expressions import json_text
-from bigmodel.server.engine.sampling.grammar import Grammar
+from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError
 from tests.server.answers.parsers.reading import SCHEMAS, Answer, form, read, read_pieces
 from tests.server.engine.sampling.test_grammar import compiler
 from tests.server.engine.sampling.test_tool_schema import accepts, after, may_end
@@ -177,3 +177,26 @@ def qwen_xml_call(values: dict[str, str]) -> str:
 def glm_call(values: dict[str, str]) -> str:
     pairs = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
     return f"<tool_call>f\n{pairs}</tool_call>"
+
+
+def refers(count: int) -> dict[str, Any]:
+    """Many arguments that refer to as many definitions, and those to others."""
+    names = [f"d{number}" for number in range(count)]
+    parts = {name: {"type": "array", "items": {"$ref": f"#/$defs/{name}"}} for name in names}
+    return {"type": "object", "$defs": parts, "properties": {name: {"$ref": f"#/$defs/{name}"} for name in names}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "schema"),
+    [
+        *((tools, refers(1000)) for tools in sorted(TOOL_FORMATS)),
+        *(
+            (tools, {"properties": {f"p{number}": {} for number in range(3000)}})
+            for tools in ("function-gemma", "gemma")
+        ),
+    ],
+)
+def test_a_schema_whose_grammar_would_be_far_larger_is_refused(tools: str, schema: dict[str, Any]) -> None:
+    calls = CALL_GRAMMARS[tools]({"f": schema}, False)
+    with pytest.raises(GrammarError, match=r"more than \d+ (values|parts)"):
+        compiler().kept(calls)
