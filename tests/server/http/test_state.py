@@ -13,7 +13,7 @@ from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.state import ServerState
 from bigmodel.server.models.running import RunningModel
 from bigmodel.server.text.codec import TextCodec
-from tests.server.tiny import tiny_engine, tiny_tokenizer
+from tests.server.tiny import tiny_engine, tiny_model, tiny_tokenizer
 
 HTTP = HTTPRequest({"type": "http"})  # nobody waits with it
 
@@ -68,6 +68,17 @@ async def test_only_the_served_model_exists() -> None:
         serving.check_model("other")
     assert (refused.value.status, refused.value.param) == (404, "model")
     assert (await refusal(serving, "other")).code == "loading"  # it is not known yet what can be answered at all
+
+
+@pytest.mark.parametrize(
+    ("context", "limit"), [(1024, (128 << 10) + 32 * 1024), (4096, (128 << 10) + 32 * 4096), (1 << 18, 8 << 20)]
+)
+def test_the_longest_body_follows_from_the_context(context: int, limit: int) -> None:
+    engine, serving = tiny_engine(tiny_model(max_position_embeddings=context), kv_bytes=256 << 20), state()
+    assert serving.body_limit == 8 << 20  # it is not known yet what fits
+    serving.first.running = RunningModel("tiny", TextCodec(tiny_tokenizer()), engine)
+    assert serving.body_limit == serving.text_limit == limit
+    engine.stop()
 
 
 def test_a_limit_that_no_body_keeps_is_refused() -> None:
