@@ -11,6 +11,7 @@ import transformers
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
+from tests.server import vision
 from tests.server.tiny import EOS, fresh_tokenizer
 
 WIDTH: dict[str, Any] = {
@@ -211,3 +212,11 @@ def built(kind: VisionKind, tokenizer: Any, seed: int = 0) -> Any:
                 torch.nn.init.normal_(parameter)  # of zeros: no image would change a token
     model.generation_config.eos_token_id = None
     return model
+
+
+def with_template(kind: VisionKind) -> Any:
+    """The processor of a kind, which writes chats as those of the tests' LLaVA are."""
+    made = kind.processor()
+    made.chat_template = vision.processor().chat_template.replace(vision.IMAGE, kind.image)
+    made.tokenizer.chat_template = None
+    return made
