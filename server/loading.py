@@ -398,7 +398,8 @@ def load_images(model: str, tokenizer: Any, options: LoadOptions) -> ImageSuppor
             processor, min(options.get("context_length") or DEFAULT_CONTEXT, longest) - 1
         )
     except (OSError, ValueError, ImportError, AttributeError, ServeError) as error:
-        logger.warning("images are refused: %s", error)
+        lines = str(error).split("\n")  # transformers' own begin with an empty one, and say how to install on others
+        logger.warning("images are refused: %s", next(filter(None, map(str.strip, lines)), repr(error)))
         return None
     if not getattr(tokenizer, "chat_template", None):
         tokenizer.chat_template = processor.chat_template

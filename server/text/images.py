@@ -166,7 +166,8 @@ def largest_prompt(processor: Any, tokens: int) -> tuple[dict[str, torch.Tensor]
     square = Image.new("RGB", (PLANNED_EDGE, PLANNED_EDGE))
     placeholder = processor.image_token
     for most in range(MAX_IMAGES, 0, -1):
-        made = processor(text=placeholder * most, images=[square] * most, return_tensors="pt")
+        # Apart, as in chats: some models take placeholders side by side for those of one image.
+        made = processor(text=" ".join([placeholder] * most), images=[square] * most, return_tensors="pt")
         missing = tokens - made["input_ids"].shape[1]
         if missing < 0:
             continue

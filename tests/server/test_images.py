@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+import transformers
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch import from_pretrained, get_plan
@@ -29,16 +30,17 @@ from bigmodel.server.text.images import MAX_PIXELS, ImageError, ImageSupport, de
 from tests.server.live import serving
 from tests.server.tiny import Collector
 from tests.server.vision import generated, loaded_processor, picture, processor, tiny_llava
+from tests.server.vision_kinds import KINDS, VisionKind, built, with_template
 
 MODEL, TOKENS = "tiny", 6
 TEXT = {"input_ids": torch.ones(1, 99, dtype=torch.long)}
 
 
 @contextmanager
-def seeing(folder: Path, **settings: Any) -> Iterator[str]:
-    """URL of a server over a LLaVA, loaded from its folder under a plan."""
-    tiny_llava().save_pretrained(folder)
-    processor().save_pretrained(folder)
+def seeing(folder: Path, model: Any = None, processing: Any = None, **settings: Any) -> Iterator[str]:
+    """URL of a server over a LLaVA or another model, loaded from its folder under a plan."""
+    (model or tiny_llava()).save_pretrained(folder)
+    (processing or processor()).save_pretrained(folder)
     loaded = load(str(folder), max_memory={"cpu": "4GiB"}, batch_size=4, context_length=256)
     engine = EngineOptions(max_sequences=4, max_length=256)
     app = create_app(loader=lambda progress: loaded, settings=Settings(MODEL, engine=engine, **settings))
@@ -115,6 +117,33 @@ def test_images_of_several_messages_come_in_their_order(sees: str) -> None:
     answer = chat(sees, "", messages=messages).json()["choices"][0]["message"]["content"]
     prompt = "<system>look\n<user><image>a\n<assistant>b\n<user>c<image>\n<assistant>"
     assert answer == expected(prompt, 3, 4)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in ("gemma3", "idefics3")], ids=repr)
+def test_models_of_other_kinds_answer_as_by_transformers(kind: VisionKind, tmp_path: Path) -> None:
+    processing = with_template(kind)
+    model = built(kind, processing.tokenizer)
+    shown = [picture(1, (40, 30)), picture(2, (12, 12))]
+    with seeing(tmp_path, model, processing) as url:
+        answer = chat(url, [text("see "), part(data_url(shown[0])), text(" and "), part(data_url(shown[1]))]).json()
+    prompt = f"<user>see {kind.image} and {kind.image}\n<assistant>"
+    loaded = transformers.AutoProcessor.from_pretrained(tmp_path)
+    inputs = loaded(text=prompt, images=shown, return_tensors="pt", add_special_tokens=False)
+    words = processing.tokenizer.decode(generated(model, inputs, TOKENS), skip_special_tokens=True)
+    assert answer["choices"][0]["message"]["content"] == words
+    assert answer["usage"]["prompt_tokens"] == inputs["input_ids"].shape[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=repr)
+def test_the_largest_prompt_of_other_kinds_is_one_that_the_model_computes(kind: VisionKind) -> None:
+    processing = kind.processor()
+    arguments, support = largest_prompt(processing, 250)
+    assert support.most == (2 if "<image>" in kind.image else 4)  # those in tiles take more of the context
+    with torch.no_grad():
+        logits = built(kind, processing.tokenizer)(**arguments).logits
+    assert logits.shape[1] == 250
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import CheckpointFormatError, CheckpointNotFoundError, ServeError, SizeError
@@ -15,6 +16,7 @@ from bigmodel.server.loading import (
     LoadingCancelledError,
     display_name,
     load,
+    load_images,
     load_with_draft,
     parse_max_memory,
     with_draft,
@@ -54,6 +56,20 @@ def test_a_folder_is_loaded_and_its_progress_is_reported(folder: Path) -> None:
     assert loaded.tokenizer.encode("the cat") == tiny_tokenizer().encode("the cat")
     for (name, ours), theirs in zip(loaded.model.named_parameters(), tiny_model().parameters(), strict=True):
         assert torch.equal(ours, theirs), name
+
+
+def test_images_are_refused_in_one_line_that_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lacking(*_: object, **__: object) -> None:
+        raise ImportError("\nVideos require the Torchvision library.\nSee how to install it.\n")
+
+    transformers.LlavaConfig().save_pretrained(tmp_path)
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lacking)
+    assert load_images(str(tmp_path), tiny_tokenizer(), {}) is None
+    assert [record.getMessage() for record in caplog.records if record.name == "bigmodel.server.loading"] == [
+        "images are refused: Videos require the Torchvision library."
+    ]
 
 
 def test_a_folder_that_is_no_models_says_what_it_lacks(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import CacheLayerMixin
 
 from bigmodel.server.engine.compute.runner import PackedRunner, Runner, input_device, readable
 from bigmodel.server.engine.kv.buffers import SequenceKV
@@ -28,13 +29,22 @@ def takes_images(model: torch.nn.Module) -> bool:
 
 
 class HeldCache(DynamicCache):
-    """A cache of one sequence whose keys and values are in the engine's buffers."""
+    """A cache of one sequence whose keys and values are in the engine's buffers.
 
-    def __init__(self, kv: SequenceKV) -> None:
-        super().__init__()
+    It holds the states of layers with recurrent states itself, as fixed rows of one sequence.
+
+    Args:
+        kv: The sequence's buffers.
+        config: Of the model: which of its layers have keys and values, and which have states.
+    """
+
+    def __init__(self, kv: SequenceKV, config: Any) -> None:
+        super().__init__(config=config)
         self.offloading = True  # a dispatched model leaves it as it is: where keys and values lie is the engine's
         self._kv = kv
         self._lengths: dict[int, int] = {}
+        attends = (index for index, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin))
+        self._first = next(attends, 0)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -47,8 +57,8 @@ class HeldCache(DynamicCache):
         return keys[None], values[None]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens whose keys and values are stored."""
-        return self._lengths.get(layer_idx, 0)
+        """Tokens whose keys and values are stored: by default in the first layer that has any."""
+        return self._lengths.get(layer_idx or self._first, 0)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Keys that a forward of so many tokens attends to, and the position of the first one."""
@@ -170,7 +180,5 @@ class MediaRunner:
         return readable(state.logits)
 
     def _empty_cache(self, kv: SequenceKV) -> DynamicCache:
-        if isinstance(self.inner, PackedRunner):
-            return HeldCache(kv)
         config: Any = self.model.config
-        return DynamicCache(config=config)
+        return HeldCache(kv, config) if isinstance(self.inner, PackedRunner) else DynamicCache(config=config)

@@ -15,13 +15,14 @@ from packaging.version import Version
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model
 from bigmodel.errors import ServeError
-from bigmodel.server.engine import Done, Engine, EngineOptions, build_engine
+from bigmodel.server.engine import Delta, Done, Engine, EngineOptions, build_engine
 from bigmodel.server.engine.compute.choose_runner import RunnerChoice
 from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 from bigmodel.server.loading import load
+from tests.examples import alike
 from tests.server import oracle
-from tests.server.tiny import ask, make_request, tiny_engine, tiny_tokenizer
+from tests.server.tiny import Collector, ask, make_request, tiny_engine, tiny_tokenizer
 
 from .test_engine import everything, prompts, settings
 
@@ -34,6 +35,20 @@ HEADS: dict[str, Any] = {
     "mamba_d_state": 8,
     "mamba_n_groups": 1,
     "mamba_chunk_size": 16,
+}
+DELTA: dict[str, Any] = {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
 }
 
 
@@ -68,16 +83,16 @@ def bamba() -> Any:
 
 def qwen3_next() -> Any:
     """Linear attention by the delta rule, attention in one layer of two, experts."""
-    linear = {f"linear_{what}_head_dim": 8 for what in ("key", "value")} | {
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_conv_kernel_dim": 4,
-    }
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    types = {"layer_types": ["linear_attention", "full_attention"], "shared_expert_intermediate_size": 16}
-    return transformers.Qwen3NextConfig(
-        **COMMON, **ATTENTION, **linear, **experts, **types, num_hidden_layers=2, head_dim=8
-    )
+    return transformers.Qwen3NextConfig(**COMMON, **ATTENTION, **DELTA, **EXPERTS, num_hidden_layers=2, head_dim=8)
+
+
+def qwen3_5() -> Any:
+    """Qwen3-Next's layers with projections of their own for each of their inputs, and no experts."""
+    return transformers.Qwen3_5TextConfig(**COMMON, **ATTENTION, **DELTA, num_hidden_layers=2, head_dim=8)
+
+
+def qwen3_5_moe() -> Any:
+    return transformers.Qwen3_5MoeTextConfig(**COMMON, **ATTENTION, **DELTA, **EXPERTS, num_hidden_layers=2, head_dim=8)
 
 
 def jamba() -> Any:
@@ -115,7 +130,8 @@ MAMBA, FALCON_MAMBA, JAMBA, ZAMBA = SCANNED = tuple(
 )
 MAMBA2, FALCON_H1, ZAMBA2 = (pytest.param(make, marks=goes_on) for make in (mamba2, falcon_h1, zamba2))
 DENSE = (MAMBA, FALCON_MAMBA, ZAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2, bamba)
-ALL = (*DENSE, qwen3_next, JAMBA)
+MIXTURES = (qwen3_next, JAMBA, qwen3_5_moe)
+ALL = (*DENSE, qwen3_5, *MIXTURES)
 LIKE_OTHERS = (falcon_mamba, zamba, bamba)
 """Whose states are those of another one's: what happens to a batch is tried with these by `-m long`."""
 
@@ -167,7 +183,7 @@ def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[
 @pytest.mark.parametrize(
     "make",
     [
-        *(MAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2),
+        *(MAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2, qwen3_5),
         *(pytest.param(make, marks=[goes_on, pytest.mark.long]) for make in LIKE_OTHERS),
     ],
 )
@@ -205,7 +221,7 @@ def test_long_prompts_are_computed_in_blocks(make: Callable[[], Any]) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        *(MAMBA, MAMBA2, FALCON_H1, lfm2),
+        *(MAMBA, MAMBA2, FALCON_H1, lfm2, qwen3_5),
         *(pytest.param(make, marks=[goes_on, pytest.mark.long]) for make in (zamba, zamba2)),
     ],
 )
@@ -219,6 +235,56 @@ def test_a_prompt_goes_on_from_the_last_block_of_an_earlier_one(make: Callable[[
     assert engine.core.scheduler.prefix.hits == 6 * B
     for each in (plain, engine):
         each.stop()
+
+
+def greedy(engine: Engine, asked: list[list[int]], tokens: int) -> list[Collector]:
+    """Submit all prompts at once, and wait for them."""
+    collectors = [ask(engine, p, max_tokens=tokens, temperature=0, ignore_eos=True, logprobs=0) for p in asked]
+    for collector in collectors:
+        assert isinstance(collector.wait(), Done)
+    return collectors
+
+
+def assert_alike(found: list[Collector], expected: list[Collector]) -> None:
+    """An expert computes its tokens of all sequences together, so the last bits depend on how many those are."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.tokens() == other.tokens()
+        assert [each.logprob for each in logprobs(one)] == pytest.approx(
+            [each.logprob for each in logprobs(other)], abs=1e-3
+        )
+
+
+def logprobs(collector: Collector) -> list[Any]:
+    return [entry for event in collector.events if isinstance(event, Delta) for entry in event.logprobs or ()]
+
+
+@pytest.mark.slow
+@alike("make", MIXTURES, 2)
+def test_tokens_of_a_mixture_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callable[[], Any]) -> None:
+    engine = tiny_engine(built(make), prefix_cache=False)
+    lengths = (B - 4, 2 * B - 4, B - 2, 3 * B + 5, B - 4)
+    asked = [[(7 * place + number) % 251 for place in range(length)] for number, length in enumerate(lengths)]
+    expected = [greedy(engine, [prompt], 6)[0] for prompt in asked]
+    assert_alike(greedy(engine, asked, 6), expected)
+    engine.stop()
+    tight = tiny_engine(built(make), prefix_cache=False, max_batch_tokens=2 * B)
+    tight.core.scheduler.pool.capacity = 8 * B
+    assert_alike(greedy(tight, asked, 6), expected)
+    assert tight.core.scheduler.preemptions
+    tight.stop()
+
+
+@pytest.mark.slow
+@alike("make", MIXTURES, 2)
+def test_a_prompt_of_a_mixture_goes_on_from_the_last_block_of_an_earlier_one(make: Callable[[], Any]) -> None:
+    (prompt, *_) = prompts(1, 10 * B)
+    prompt = (prompt * 10)[: 3 * B + 7]
+    plain, engine = tiny_engine(built(make), prefix_cache=False), tiny_engine(built(make))
+    for number, each in enumerate((prompt, [*prompt, *range(1, 90)], prompt)):
+        assert_alike(greedy(engine, [each], 4), greedy(plain, [each], 4))
+        assert engine.core.scheduler.prefix.hits == number * 3 * B
+    for each_engine in (plain, engine):
+        each_engine.stop()
 
 
 @pytest.mark.slow

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from bigmodel.server.engine import Engine, EngineOptions, Request, SamplingParams, build_engine
+from tests.examples import alike
 from tests.server.tiny import Collector, make_request
 from tests.server.vision import IMAGE, generated, picture, processor, tiny_llava
+from tests.server.vision_kinds import KINDS, VisionKind, built
 
 
 def inputs_of(text: str, *seeds: int) -> Any:
@@ -92,3 +94,29 @@ def test_several_answers_to_an_image() -> None:
     engine.stop()
     expected = generated(model, inputs, 8)
     assert [sequence.output for sequence in request.sequences] == [expected] * 2
+
+
+@pytest.mark.slow
+@alike("kind", KINDS, 4, ids=repr)
+def test_models_of_other_kinds_give_the_tokens_of_transformers(kind: VisionKind) -> None:
+    making = kind.processor()
+    model = built(kind, making.tokenizer)
+    sizes = ((40, 30), (16, 48), (12, 12))
+    texts = [f"see {kind.image} it", f"see {kind.image} it", f"{kind.image} and {kind.image} then " + "q" * 140]
+    shown = [[picture(1, sizes[0])], [picture(2, sizes[1])], [picture(3, sizes[2]), picture(4, sizes[0])]]
+    given = [making(text=text, images=images, return_tensors="pt") for text, images in zip(texts, shown, strict=True)]
+    expected = [generated(model, inputs, 12) for inputs in given]
+    assert expected[0] != expected[1]  # the same text about another image
+    words = [make_request("x" * length, max_tokens=12, temperature=0.0, ignore_eos=True) for length in (3, 127)]
+    plain = [
+        generated(
+            model, {"input_ids": torch.tensor([each.prompt]), "attention_mask": torch.ones(1, len(each.prompt))}, 12
+        )
+        for each in words
+    ]
+    engine = build_engine(model, making.tokenizer, options=EngineOptions(kv_bytes=8 << 20, max_sequences=8))
+    engine.start()
+    together = answered(engine, [asked(given[0], 12), words[0], asked(given[1], 12), words[1], asked(given[2], 12)])
+    engine.stop()
+    assert [together[0], together[2], together[4]] == expected
+    assert [together[1], together[3]] == plain
