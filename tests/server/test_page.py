@@ -309,6 +309,29 @@ def test_axe_finds_nothing(browser: Any, url: str) -> None:
 
 
 @pytest.mark.slow
+def test_axe_finds_nothing_beside_an_error_and_the_key_box(browser: Any) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    app = tiny_app(api_keys=("sesame",))
+    with serving(app) as url, open_page(browser, url, color_scheme="light", bypass_csp=True) as page:
+
+        def nothing_is_found(shown: str) -> None:
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                found = axe.Axe().run(page)
+                assert not found.response["violations"], f"{shown}, {scheme}: {found.generate_report()}"
+
+        page.wait_for_selector("#key-box:visible")
+        nothing_is_found("the key box")
+        page.fill("#key", "sesame")
+        page.click("#key-form button")
+        page.wait_for_selector("#status.ready")
+        page.fill("#max-tokens", "100000")
+        send(page, "x")
+        page.wait_for_selector(".message.error")
+        nothing_is_found("an error")
+
+
+@pytest.mark.slow
 def test_devices_and_numbers_are_shown(browser: Any, url: str) -> None:
     with open_page(browser, url) as page:
         page.wait_for_selector(".device .bar .weights")
