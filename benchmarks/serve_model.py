@@ -105,6 +105,12 @@ def ragged_jobs(count: int, *, seed: int, tokens: int, per_second: float | None 
     return jobs
 
 
+def equal_jobs(count: int, *, seed: int, tokens: int) -> list[PromptJob]:
+    """Prompts of 108 tokens each, the mean of ragged ones, that all arrive at the start."""
+    rng = random.Random(seed)
+    return [PromptJob([rng.randrange(VOCABULARY) for _ in range(108)], tokens) for _ in range(count)]
+
+
 @dataclass
 class Timed:
     """A sink that records the tokens of a request, and the times of its submission and of each token."""

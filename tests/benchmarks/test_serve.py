@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bigmodel.benchmarks import serve_peer
+from bigmodel.benchmarks import serve_peer, serve_throughput
 from bigmodel.benchmarks.command import main
 from bigmodel.benchmarks.serve_client import unchunked
 from bigmodel.benchmarks.serve_latency import percentiles
-from bigmodel.benchmarks.serve_model import ragged_jobs
+from bigmodel.benchmarks.serve_model import equal_jobs, ragged_jobs
 
 
 def ask(question: str, folder: Path, *arguments: str) -> None:
@@ -22,7 +22,6 @@ def ask(question: str, folder: Path, *arguments: str) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        "serve-throughput --tokens 4",
         "serve-http",
         "serve-latency --per-second 100",
         "serve-streamed --tokens 4",
@@ -36,6 +35,24 @@ def test_it_answers(asked: str, tmp_path: Path) -> None:
     ask(question, tmp_path, *options)
     (result,) = tmp_path.glob("*.json")
     assert json.loads(result.read_text())
+
+
+@pytest.mark.slow
+def test_equal_requests_are_compared_with_static_batching_of_equal_requests(tmp_path: Path) -> None:
+    ask("serve-throughput", tmp_path, "--tokens", "4")
+    (result,) = tmp_path.glob("*.json")
+    rows = json.loads(result.read_text())["tables"][0]["rows"]
+    found = {row["way"]: row for row in rows}
+    pairs = [
+        (serve_throughput.STREAM, serve_throughput.STATIC),
+        (serve_throughput.EQUAL, serve_throughput.EQUAL_STATIC),
+    ]
+    for engine, static in pairs:
+        ratio = found[engine]["tokens/s"] / found[static]["tokens/s"]
+        assert found[engine]["of static batching"] == pytest.approx(ratio)
+        assert found[static]["of static batching"] == 1
+    lengths = {len(job.prompt) for job in equal_jobs(16, seed=0, tokens=4)}
+    assert len(lengths) == 1
 
 
 @pytest.mark.slow

@@ -41,6 +41,20 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_unit_hands_over_keys_that_only_root_can_read(tmp_path: Path) -> None:
+    """A file of `bigmodel add-key` is its owner's alone, and the user that systemd makes is not its owner."""
+    keys = tmp_path / "keys"
+    made = subprocess.run(
+        [sys.executable, "-m", "bigmodel", "add-key", str(keys), "alice"], capture_output=True, check=False
+    )
+    assert (made.returncode, keys.stat().st_mode & 0o777) == (0, 0o600)
+    text = (DEPLOY / "bigmodel.service").read_text()
+    assert "DynamicUser=yes" in text
+    credentials = re.findall(r"^LoadCredential=(\w+):/etc/bigmodel.keys$", text, re.MULTILINE)
+    read = re.findall(r"^ExecStart=.*--api-key-file \$\{CREDENTIALS_DIRECTORY\}/(\w+)", text, re.MULTILINE)
+    assert credentials == read == ["keys"]
+
+
 def test_the_container_copies_what_the_package_is_built_of() -> None:
     text = (DEPLOY / "Containerfile").read_text()
     copied = {name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]}

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bigmodel.dispatch import dispatch_model
 from bigmodel.server import Settings, create_app
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.status import view
@@ -308,6 +309,29 @@ def test_axe_finds_nothing(browser: Any, url: str) -> None:
 
 
 @pytest.mark.slow
+def test_axe_finds_nothing_beside_an_error_and_the_key_box(browser: Any) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    app = tiny_app(api_keys=("sesame",))
+    with serving(app) as url, open_page(browser, url, color_scheme="light", bypass_csp=True) as page:
+
+        def nothing_is_found(shown: str) -> None:
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                found = axe.Axe().run(page)
+                assert not found.response["violations"], f"{shown}, {scheme}: {found.generate_report()}"
+
+        page.wait_for_selector("#key-box:visible")
+        nothing_is_found("the key box")
+        page.fill("#key", "sesame")
+        page.click("#key-form button")
+        page.wait_for_selector("#status.ready")
+        page.fill("#max-tokens", "100000")
+        send(page, "x")
+        page.wait_for_selector(".message.error")
+        nothing_is_found("an error")
+
+
+@pytest.mark.slow
 def test_devices_and_numbers_are_shown(browser: Any, url: str) -> None:
     with open_page(browser, url) as page:
         page.wait_for_selector(".device .bar .weights")
@@ -332,6 +356,36 @@ def test_planned_and_used_memory_are_shown(browser: Any, tmp_path: Path) -> None
         assert planned == pytest.approx(used, abs=1)
         assert "predicted peak" in page.text_content(".device")
         assert "nothing of the model is here" in page.text_content(".device:last-child")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("accelerators")
+def test_streamed_bytes_and_keys_and_values_are_shown_as_they_change(browser: Any) -> None:
+    model = dispatch_model(tiny_model(layers=4), {"": 0, "model.layers": "cpu"})
+    app = tiny_app_whose_texts_end(at=frozenset(), model=model)
+    model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, 0.02)
+    with serving(app) as url, open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        shows(page, "#streamed div:first-child dt", "^RAM to virtual:0$")
+        shows(page, "#streamed > div:first-child .quiet", "^0 B/s$")
+        assert page.is_hidden("#nothing-streamed")
+        assert page.locator(".device .bar.now .kv").count() == 0
+        page.fill("#max-tokens", "900")
+        send(page, "go on and on")
+        shows(page, "#streamed > div:first-child .quiet", r"^(?!0 B)[\d.]+ .*B/s$")
+        page.wait_for_selector(".device .bar.now .kv")
+        shows(page, ".device:first-child > .quiet", r"keys and values (?!0 B)[\d.]+ \w+ of 64.0 MiB")
+        early = page.text_content("#streamed > div:first-child dd")
+        page.wait_for_function("early => $('streamed').querySelector('dd').textContent !== early", arg=early)
+        page.click("#stop")
+        shows(page, "#running", "^0 ")
+        # A look a moment later has what the link carried in all, and that it is at rest.
+        carried = model.dispatch_stats()["virtual:0"]
+        in_words = [page.evaluate("bytes", carried[f"bytes_from_{tier}"]) for tier in ("ram", "disk")]
+        for number, words in enumerate(in_words, start=1):
+            shows(page, f"#streamed > div:nth-child({number}) dd", f"^{re.escape(words)}$")
+            shows(page, f"#streamed > div:nth-child({number}) .quiet", "^0 B/s$")
+        assert carried["bytes_from_ram"] > 0
 
 
 @pytest.mark.slow
