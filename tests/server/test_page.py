@@ -361,7 +361,7 @@ def test_planned_and_used_memory_are_shown(browser: Any, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 def test_streamed_bytes_and_keys_and_values_are_shown_as_they_change(browser: Any) -> None:
-    model = dispatch_model(tiny_model(layers=4), {"": 0, "model.layers": "cpu"})
+    model: Any = dispatch_model(tiny_model(layers=4), {"": 0, "model.layers": "cpu"})
     app = tiny_app_whose_texts_end(at=frozenset(), model=model)
     model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, 0.02)
     with serving(app) as url, open_page(browser, url) as page:
