@@ -19,6 +19,9 @@ VALUES = 32_768
 NUMBER_BYTES = 100
 """Longest number."""
 
+PART = 64 << 10
+"""Bytes that are looked through for numbers at once."""
+
 _OF_NUMBERS = bytes(ord("0" if chr(code) in "-+.0123456789eE" else " ") for code in range(256))
 _LONG_NUMBER = b"0" * (NUMBER_BYTES + 1)
 
@@ -50,8 +53,7 @@ def check_bounds(text: bytes, values: int, string_bytes: int) -> None:
         _check(commas + 1, values, "values")
         _check(members, MEMBERS, "members of objects")
         _check(containers, CONTAINERS, "objects and lists")
-        # Each byte is looked at once. An expression begins anew at each digit, and holds up all threads for a second.
-        if end - at > NUMBER_BYTES and _LONG_NUMBER in plain[at:end].translate(_OF_NUMBERS):
+        if end - at > NUMBER_BYTES and _has_long_number(plain, at, end):
             raise JSONBoundsError(f"a number in it has more than {NUMBER_BYTES} characters")
         if begin < 0:
             return
@@ -60,6 +62,15 @@ def check_bounds(text: bytes, values: int, string_bytes: int) -> None:
         closing = plain.find(b'"', begin + 1)
         at = len(plain) if closing < 0 else closing + 1
         _check(at - begin - 2, string_bytes, "bytes in one string")
+
+
+def _has_long_number(text: bytes, begin: int, end: int) -> bool:
+    """Whether a number of more than `NUMBER_BYTES` is between two places.
+
+    Each byte is looked at once: a regular expression begins anew at each digit, and holds up all threads for a second.
+    """
+    parts = (text[at : min(end, at + PART + NUMBER_BYTES)] for at in range(begin, end, PART))
+    return any(_LONG_NUMBER in part.translate(_OF_NUMBERS) for part in parts)
 
 
 def _check(found: int, most: int, what: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bigmodel.server.http.json_bounds import CONTAINERS, MEMBERS, NUMBER_BYTES, JSONBoundsError, check_bounds
+from bigmodel.server.http.json_bounds import CONTAINERS, MEMBERS, NUMBER_BYTES, PART, JSONBoundsError, check_bounds
 
 MOST = 200_000
 LONGEST = 10 * MOST
@@ -23,6 +23,7 @@ LONGEST = 10 * MOST
         (b"[" * CONTAINERS + b"[", f"more than {CONTAINERS} objects and lists"),
         (b"[" + b"[]," * CONTAINERS + b"1]", f"more than {CONTAINERS} objects and lists"),
         (b'{"a": ' + b"9" * (NUMBER_BYTES + 1) + b"}", f"a number in it has more than {NUMBER_BYTES} characters"),
+        (b"[" + b" " * (PART - 50) + b"9" * (NUMBER_BYTES + 1) + b"]", f"more than {NUMBER_BYTES} characters"),
         (b'["' + b"a" * (LONGEST + 1) + b'"]', f"more than {LONGEST} bytes in one string"),
         (b"[" + b'""' * (MOST + MEMBERS + 1) + b"]", f"more than {MOST + MEMBERS} strings"),
         (b'["\\n", "' + b"a" * (LONGEST + 2), f"more than {LONGEST} bytes in one string"),
