@@ -169,22 +169,21 @@ def gemma3(tokenizer: Any) -> Any:
     )
 
 
-def idefics3(tokenizer: Any) -> Any:
-    return transformers.Idefics3Config(
+def tiled(config: type[Any], tokenizer: Any) -> Any:
+    return config(
         text_config={**TEXT, "model_type": "llama", "vocab_size": len(tokenizer)},
         vision_config={**WIDTH, "image_size": EDGE, "patch_size": PATCH},
         image_token_id=tokenizer.image_token_id,
         scale_factor=2,
     )
+
+
+def idefics3(tokenizer: Any) -> Any:
+    return tiled(transformers.Idefics3Config, tokenizer)
 
 
 def smolvlm(tokenizer: Any) -> Any:
-    return transformers.SmolVLMConfig(
-        text_config={**TEXT, "model_type": "llama", "vocab_size": len(tokenizer)},
-        vision_config={**WIDTH, "image_size": EDGE, "patch_size": PATCH},
-        image_token_id=tokenizer.image_token_id,
-        scale_factor=2,
-    )
+    return tiled(transformers.SmolVLMConfig, tokenizer)
 
 
 PADDED = "<|vision_start|><|image_pad|><|vision_end|>"
