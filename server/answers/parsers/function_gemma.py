@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from bigmodel.server.answers.parsers.call_end import QuotedValues, collect_call
 from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.parts import ToolCall
 from bigmodel.server.answers.parsers.reader import Reading, TextReader
@@ -44,12 +45,17 @@ def reading(marks: Marks) -> Callable[[TextReader, Tools], Reading[None]]:
 
 def _read(reader: TextReader, tools: Tools, marks: Marks) -> Reading[None]:
     """Read content and calls. The marker of a result, with which the model stops behind its calls, is none of both."""
+
+    def call_in(text: str) -> ToolCall | None:
+        return _call(text, tools, marks.quote)
+
     called = False
     while True:
         begin = yield from reader.until((marks.begin, marks.result), reader.content)
         if begin.marker == marks.begin:
-            text, end = yield from reader.collect(marks.end)
-            called |= reader.calls_or_text(_call(text, tools, marks.quote), begin.text + text + end.text)
+            values = QuotedValues(marks.quote)
+            text, end = yield from collect_call(reader, marks.end, values, lambda each: call_in(each) is not None)
+            called |= reader.calls_or_text(call_in(text), begin.text + text + end.text)
         elif not begin.marker:
             return
         elif not called:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bigmodel.server.answers.parsers.call_end import CodeStrings, collect_call
 from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.parts import ToolCall
 from bigmodel.server.answers.parsers.reader import Reading, TextReader
@@ -34,7 +35,7 @@ def _first(reader: TextReader, tools: Tools) -> Reading[None]:
 
 
 def _fenced(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
-    text, end = yield from reader.collect(END)
+    text, end = yield from collect_call(reader, END, CodeStrings(), lambda each: _calls(each, tools) is not None)
     reader.calls_or_text(_calls(text, tools), before + text + end.text)
 
 

@@ -1,12 +1,14 @@
 """Qwen's and Hermes' calls: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, one after another.
 
-Models also write the first tag twice, or where the last one should be, or leave the last one out between two calls.
+The last tag counts outside of the strings of the JSON. Models also write the first tag twice, or where the last one
+should be, or leave the last one out between two calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from bigmodel.server.answers.parsers.call_end import Values, collect_call
 from bigmodel.server.answers.parsers.call_text import ends_object, read_called
 from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.parts import ToolCall
@@ -25,7 +27,7 @@ def read(reader: TextReader, tools: Tools) -> Reading[None]:
         while again := (yield from reader.starts(BEGIN)):
             before += again + (yield from reader.space())
         called = yield from read_called(reader, tools, (END,))
-        text, end = yield from reader.collect(END)
+        text, end = yield from (reader.collect_object(END) if called is None else reader.collect(END))
         if called is None:
             text, end = _up_to_begin(reader, text, end, lambda each: tools.read(each) is not None)
             reader.calls_or_text(tools.read(text), before + text + end.text)
@@ -43,11 +45,16 @@ def _up_to_begin(reader: TextReader, text: str, end: Found, fits: Callable[[str]
     return first, Found("", "")
 
 
-def read_tagged(reader: TextReader, calls_in: Callable[[str], list[ToolCall] | None]) -> Reading[None]:
-    """Read content, and calls between tags, which `calls_in` finds in the text between two of them."""
+def read_tagged(
+    reader: TextReader, values: Callable[[], Values], calls_in: Callable[[str], list[ToolCall] | None]
+) -> Reading[None]:
+    """Read content, and calls between tags, which `calls_in` finds in the text between two of them.
+
+    ``values`` makes what follows the values of a call.
+    """
     while True:
         begin = yield from reader.until((BEGIN,), reader.content)
         if not begin.marker:
             return
-        text, end = yield from reader.collect(END)
+        text, end = yield from collect_call(reader, END, values(), lambda each: calls_in(each) is not None, BEGIN)
         reader.calls_or_text(calls_in(text), begin.text + text + end.text)

@@ -17,6 +17,11 @@ class Nesting:
         self._escaped = False
         self._last = ""
 
+    @property
+    def in_string(self) -> bool:
+        """Whether the pieces end within a string."""
+        return bool(self._quote)
+
     def end_in(self, text: str) -> int | None:
         """Return where in the next piece the value ends; None if it goes on."""
         at = 0

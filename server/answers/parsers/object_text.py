@@ -7,6 +7,7 @@ in single quotes and the constants of Python become those of JSON. Nothing else 
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from typing import Literal
@@ -43,6 +44,17 @@ class ObjectText:
         self._in_key = False
         self._quote = ""
         self._written = ""
+
+    @property
+    def in_string(self) -> bool:
+        """Whether what was read ends within a string."""
+        return self.state == "open" and bool(self._quote)
+
+    def copy(self) -> ObjectText:
+        """Return another one that has read the same."""
+        found = copy.copy(self)
+        found._stack = self._stack.copy()
+        return found
 
     def read(self, text: str, *, last: bool) -> tuple[int, str]:
         """Return how many characters are read, and what they are written as.

@@ -22,6 +22,8 @@ from bigmodel.server.answers.parsers.parts import (
     ToolCall,
 )
 
+_ANY = re.compile(".", re.DOTALL)
+
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]
 """A part of a parser; it yields where it waits for more text."""
@@ -55,10 +57,14 @@ class TextReader:
         hidden: Texts that are never shown: those of special tokens.
         single: Whether the answer ends with its first call; what follows is dropped.
         streams: Whether arguments are wanted in pieces, as they come.
+
+    Attributes:
+        values_may_have_ends: Whether a marker that ends calls is still looked for behind one that stands in a value.
     """
 
     def __init__(self, hidden: Iterable[str] = (), *, single: bool = False, streams: bool = False) -> None:
         self.streams = streams
+        self.values_may_have_ends = True
         self._hidden = tuple(hidden)
         self._single = single
         self._text = ""
@@ -238,19 +244,45 @@ class TextReader:
     def object(self, text: ObjectText, sink: Sink, stop: tuple[str, ...] = ()) -> Reading[str]:
         """Take a JSON object up to its end, its first error, or one of the markers ``stop``; return what is taken.
 
-        What ``text`` lets through of it goes to ``sink`` as it arrives.
+        What ``text`` lets through of it goes to ``sink`` as it arrives. A marker within a string belongs to the string
+        if the object ends behind it.
         """
         taken: list[str] = []
         while True:
             stops = [at for marker in stop if (at := self._text.find(marker)) >= 0]
-            last = bool(stops) or self._ended
+            last = self._ended and not stops
             end = min(stops) if stops else len(self._text) if last else _without_beginning(self._text, stop)
             used, written = text.read(self._text[:end], last=last)
             sink(written)
             taken.append(self.take_next(used))
-            if text.state != "open" or last:
+            if stops and text.in_string and (yield from self._completes(text)):
+                stop = ()
+                continue
+            if stops and text.state == "open":
+                used, written = text.read(self._text[: end - used], last=True)
+                sink(written)
+                taken.append(self.take_next(used))
+            if text.state != "open" or stops or last:
                 return "".join(taken)
             yield
+
+    def _completes(self, text: ObjectText) -> Reading[bool]:
+        """Return whether an object comes to its end in what is not yet read."""
+        ahead, at = text.copy(), 0
+        while True:
+            used, _ = ahead.read(self._text[at:], last=self._ended)
+            at += used
+            if ahead.state != "open" or self._ended:
+                return ahead.state == "complete"
+            yield
+
+    def collect_object(self, *markers: str) -> Reading[tuple[str, Found]]:
+        """As :meth:`collect`, but markers within strings of the JSON object that the text begins with belong to it."""
+        taken = ""
+        if (yield from self.ahead(_ANY)) == "{":
+            taken = yield from self.object(ObjectText(), lambda _: None, markers)
+        text, found = yield from self.collect(*markers)
+        return taken + text, found
 
 
 def _without_beginning(text: str, markers: tuple[str, ...]) -> int:

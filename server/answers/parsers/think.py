@@ -41,7 +41,8 @@ def read(
 def _behind_calls(reader: TextReader, end: str, calls: tuple[str, str], text: str) -> Reading[Found]:
     """Read on behind a first marker of calls, which is in ``text``; leave calls that end the answer."""
     while True:
-        inner, found = yield from reader.collect(calls[1], end)
+        text += yield from reader.space()
+        inner, found = yield from reader.collect_object(calls[1], end)
         if found.marker == end:
             reader.reasoning(text + inner)
             return found

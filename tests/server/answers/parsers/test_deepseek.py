@@ -21,6 +21,14 @@ def test_one_call_and_several(call: str) -> None:
     assert read(how, f"{BEGIN}{call.removesuffix('<｜tool▁call▁end｜>')}") == Answer(calls=[PARIS])
 
 
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("call", [V3, V31])
+def test_a_marker_within_a_string_is_text(call: str, streams: bool) -> None:
+    marked = call.replace("Paris", f"<｜tool▁call▁end｜>{END}")
+    wanted = [("get_weather", {"city": f"<｜tool▁call▁end｜>{END}"}), PARIS]
+    assert read(form("deepseek", streams=streams), f"{BEGIN}{marked}{call}{END}") == Answer(calls=wanted)
+
+
 def test_reasoning_comes_first() -> None:
     text = f"Which city?\n</think>\n\n{BEGIN}{V3}{END}"
     assert read(form("deepseek", "think", opened=True), text) == Answer("", "Which city?", [PARIS])

@@ -21,6 +21,15 @@ def test_calls_with_arguments_and_without(hidden: dict[str, int]) -> None:
     assert read(how, CALL.removesuffix(END)) == Answer(calls=[PARIS])
 
 
+def test_a_marker_within_a_text_is_text() -> None:
+    for city in (END, f"{BEGIN}{END} {END}", f"{END}{BEGIN}"):
+        text = CALL.replace("Paris", city)
+        wanted = [("get_weather", {"city": city, "days": 3}), PARIS]
+        assert read(form("function-gemma"), f"{text}{CALL} Done.") == Answer(" Done.", calls=wanted)
+    broken = CALL.replace("Paris<escape>", "Paris")
+    assert read(form("function-gemma"), f"{broken} Done.") == Answer(f"{broken} Done.")
+
+
 def test_the_marker_of_a_result_behind_calls_is_not_shown() -> None:
     assert read(form("function-gemma"), f"{CALL}<start_function_response>") == Answer(calls=[PARIS])
     assert read(form("function-gemma"), "<start_function_response>") == Answer("<start_function_response>")

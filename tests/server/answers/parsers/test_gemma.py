@@ -24,6 +24,18 @@ def test_one_call_in_each_form(text: str) -> None:
     assert read(form("gemma"), text) == Answer(calls=[PARIS])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '```tool_code\nget_weather(city="```")\n```',
+        "```tool_code\nget_weather(city='```')\n```",
+        '```json\n[{"name": "get_weather", "arguments": {"city": "```"}}]\n```',
+    ],
+)
+def test_a_fence_within_a_string_is_text(text: str) -> None:
+    assert read(form("gemma"), text + " Done.") == Answer(" Done.", calls=[("get_weather", {"city": "```"})])
+
+
 def test_several_calls() -> None:
     assert read(form("gemma"), '[get_weather(city="Paris"), get_time()]') == Answer(calls=[PARIS, ("get_time", {})])
     lines = '[get_weather(city="Paris")]\n[get_time()]\n'

@@ -21,6 +21,30 @@ def test_calls_with_arguments_and_without() -> None:
     assert read(form("glm"), several) == Answer("I look.", calls=[PARIS, ("get_time", {})])
 
 
+@pytest.mark.parametrize(
+    "city",
+    [
+        *(
+            "</tool_call>",
+            "a</tool_call></arg_value> b",
+            "<tool_call>get_time\n</tool_call>",
+            "<arg_key>zone</arg_key>",
+        ),
+        "</tool_call>" * 3 + "\n",
+    ],
+)
+def test_tags_within_a_value_are_text(city: str) -> None:
+    text = CALL.replace('Paris "12"', city)
+    wanted = [("get_weather", {"city": city, "days": 3}), PARIS]
+    assert read(form("glm"), f"{text}\n{CALL}\nDone.") == Answer("\nDone.", calls=wanted)
+
+
+def test_a_value_without_an_end_ends_with_the_call() -> None:
+    text = CALL.replace("</arg_value>", "")
+    assert read(form("glm"), text + CALL + "Done.") == Answer(text + "Done.", calls=[PARIS])
+    assert read(form("glm"), text + "Done.") == Answer(text + "Done.")
+
+
 def test_reasoning_comes_first() -> None:
     text = f"\n<think>Which city?</think>\nParis.\n{CALL}"
     assert read(form("glm", "think"), text) == Answer("Paris.", "Which city?", [PARIS])

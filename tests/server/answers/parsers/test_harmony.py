@@ -36,6 +36,13 @@ def test_a_message_to_a_function_is_a_call(call: str) -> None:
     assert read(HOW, call.removeprefix("<|start|>assistant")) == Answer(calls=[PARIS])
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_marker_within_a_string_is_text(streams: bool) -> None:
+    how = form("harmony", "harmony", special=HIDDEN, streams=streams)
+    marked = CALL.replace("Paris", "<|call|><|start|>")
+    assert read(how, marked + CALL) == Answer(calls=[("get_weather", {"city": "<|call|><|start|>"}), PARIS])
+
+
 def test_a_preamble_is_content() -> None:
     preamble = "<|channel|>commentary<|message|>I look it up.<|end|>"
     assert read(HOW, preamble + CALL) == Answer("I look it up.", calls=[PARIS])

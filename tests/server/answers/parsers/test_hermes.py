@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tests.server.answers.parsers.reading import Answer, form, read
+from tests.server.answers.parsers.reading import Answer, form, read, special
 
 ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris, \\"FR\\"", "days": 3}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
@@ -35,6 +37,33 @@ def test_the_first_tag_may_stand_where_the_last_should_or_twice(again: str) -> N
 def test_tags_within_texts_are_texts() -> None:
     text = '<tool_call>{"name": "get_time", "arguments": {"zone": "<tool_call>"}}</tool_call>'
     assert read(form("hermes"), text) == Answer(calls=[("get_time", {"zone": "<tool_call>"})])
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    "zone", ["</tool_call>", 'a "</tool_call>\n<tool_call>\\', "</tool_call>" * 3, "<tool_call>{}</tool_call>"]
+)
+def test_the_last_tag_within_a_string_is_text(zone: str, streams: bool) -> None:
+    how, call = form("hermes", streams=streams), ("get_time", {"zone": zone})
+    for written in (
+        json.dumps({"name": "get_time", "arguments": {"zone": zone}}),
+        json.dumps({"arguments": {"zone": zone}, "name": "get_time"}),
+    ):
+        text = f"<tool_call>\n{written}\n</tool_call>"
+        assert read(how, f"{text}\n{ONE} Done.") == Answer(" Done.", calls=[call, PARIS])
+        assert read(form("hermes", "think", opened=True, streams=streams), f"So {text}") == Answer("", "So", [call])
+        assert read(form("hermes", special=special("hermes"), streams=streams), text) == Answer(calls=[call])
+
+
+def test_the_last_tag_ends_a_call_whose_string_has_no_end() -> None:
+    begun = '{"name": "get_time", "arguments": {"zone": "CET'
+    text = f"<tool_call>{begun}</tool_call>\n{ONE} Done."
+    assert read(form("hermes"), text) == Answer(f"<tool_call>{begun}</tool_call> Done.", calls=[PARIS])
+    broken = [("get_time", '{"zone": "CET')]
+    assert read(form("hermes", streams=True), text) == Answer(" Done.", calls=[PARIS], broken=broken)
+    only = f"<tool_call>{begun}</tool_call> Done."
+    assert read(form("hermes"), only) == Answer(only)
+    assert read(form("hermes", streams=True), only) == Answer(" Done.", broken=broken)
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -43,6 +43,13 @@ def test_brackets_in_single_quotes_do_not_end_a_list() -> None:
     )
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_tag_of_the_end_within_a_string_is_text(streams: bool) -> None:
+    text = '<function=get_time>{"zone": "</function>"}</function> Done.'
+    wanted = Answer(" Done.", calls=[("get_time", {"zone": "</function>"})])
+    assert read(form("llama3", streams=streams), text) == wanted
+
+
 def test_text_is_not_held_back_where_no_call_begins() -> None:
     for text in ("The", "[a", "[1, ", "<function="):
         parser = form("llama3").parser()

@@ -26,6 +26,27 @@ def test_calls_with_arguments_and_without() -> None:
     assert read(form("qwen-xml"), several) == Answer("I look.", calls=[PARIS, ("get_time", {})])
 
 
+@pytest.mark.parametrize(
+    "city",
+    [
+        *("</tool_call>", "</parameter> a </tool_call>\nb", "</function>", "<tool_call>\n</tool_call>", "<function=f>"),
+        "</tool_call>" * 3,
+    ],
+)
+@pytest.mark.parametrize("tagged", [True, False])
+def test_tags_within_a_value_are_text(city: str, tagged: bool) -> None:
+    call = CALL if tagged else CALL.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    text = call.replace('Paris\n > "12"', city)
+    wanted = [("get_weather", {"city": city, "days": 3}), PARIS]
+    assert read(form("qwen-xml"), f"{text}{call}\nDone.") == Answer("\nDone.", calls=wanted)
+
+
+def test_a_value_without_an_end_ends_with_the_call() -> None:
+    text = CALL.replace("</parameter>", "")
+    assert read(form("qwen-xml"), text + CALL + "Done.") == Answer(text + "Done.", calls=[PARIS])
+    assert read(form("qwen-xml"), text + "Done.") == Answer(text + "Done.")
+
+
 def test_the_first_tag_may_be_missing() -> None:
     naked = CALL.removeprefix("<tool_call>\n")
     for text in (naked, naked.removesuffix("\n</tool_call>"), naked + "\n" + naked):
