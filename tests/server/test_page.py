@@ -106,6 +106,34 @@ def test_a_message_is_sent_and_its_tokens_appear(browser: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_screen_reader_is_told_an_answer_once(browser: Any) -> None:
+    """Each token would be read out if the region were live in which the answer grows."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    model = tiny_model()
+    app = tiny_app_whose_texts_end(at=frozenset(), model=model)
+    gate = model.model.embed_tokens = Gated(model.model.embed_tokens)
+    count = "new MutationObserver(all => window.told = (window.told || 0) + all.length)"
+    with serving(app) as url, open_page(browser, url, bypass_csp=True) as page:
+        page.wait_for_selector("#status.ready")
+        page.evaluate(f"{count}.observe(document.getElementById('said'), {{ childList: true }})")
+        page.fill("#max-tokens", "20")
+        send(page, "the cat")
+        gate.allowed.release(10)
+        page.wait_for_function("() => document.querySelector('.message.assistant .text')?.textContent.length > 0")
+        assert page.get_attribute("#messages", "aria-busy") == "true"
+        assert page.get_attribute("#messages", "aria-live") == "off"  # a log is polite if nothing else is said
+        assert page.text_content("#said") == ""
+        assert not axe.Axe().run(page).response["violations"]
+        gate.allowed.release(100)
+        said(page, 1)
+        assert page.get_attribute("#messages", "aria-busy") == "false"
+        answer, number = (page.text_content(f".message.assistant {part}") for part in (".text", "small"))
+        assert page.text_content("#said") == f"{answer}. {number}"
+        assert page.evaluate("window.told") == 1
+        assert not axe.Axe().run(page).response["violations"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "shown"), [([], "Well, so"), (["</think>", "Yes", "."], "Yes.")])
 def test_the_reasoning_is_shown_until_the_answer_begins(browser: Any, end: list[str], shown: str) -> None:
     app = scripted_app(["<think>", "Well", ", so", *end], template="</think>")
