@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from bigmodel.server.answers.blocks import Block, BlockEvent, BlockReader, Grown, Opened
+from bigmodel.server.answers.json_in_parts import json_in_parts
 from bigmodel.server.answers.parsers.formats import AnswerFormat
 from bigmodel.server.answers.sse import typed_event
 from bigmodel.server.engine.scheduling.request import Delta, Done
@@ -39,7 +40,6 @@ class MessageAnswer:
     """
 
     alive = typed_event("ping", {})
-    has_json_texts = False
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class MessageAnswer:
         """Collect a delta for :meth:`whole`."""
         self._reader.read(delta)
 
-    def whole(self, done: Done) -> dict[str, Any]:
-        """The whole message."""
+    def whole(self, done: Done) -> bytes:
+        """The whole message, as JSON."""
         content = [_whole(block) for block in self._reader.blocks]
-        return {**self._head, "content": content, **self._stop(), "usage": _usage(done)}
+        return json_in_parts({**self._head, "content": content, **self._stop(), "usage": _usage(done)}).encode()
 
     def _stop(self) -> dict[str, Any]:
         reader = self._reader

@@ -5,11 +5,11 @@ The interfaces that send answers block by block (Anthropic's messages, OpenAI's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from bigmodel.server.answers.parsers.formats import AnswerFormat, new_id
+from bigmodel.server.answers.parsers.formats import AnswerFormat, NewId, new_id
 from bigmodel.server.answers.parsers.parts import (
     AnswerPart,
     Arguments,
@@ -81,7 +81,7 @@ class BlockReader:
 
     def __init__(self, answer_format: AnswerFormat | None, *, shows_reasoning: bool = True) -> None:
         self._parser = None if answer_format is None else answer_format.parser()
-        self._new_id: Callable[[], str] = new_id if answer_format is None else answer_format.new_id
+        self._new_id: NewId = new_id if answer_format is None else answer_format.new_id
         self._shows_reasoning = shows_reasoning
         self._open: Block | None = None
         self.blocks: list[Block] = []
@@ -148,7 +148,8 @@ class BlockReader:
 
     def _open_block(self, kind: Kind, name: str = "", *, complete: bool = True) -> Iterator[BlockEvent]:
         yield from self._close()
-        block = Block(len(self.blocks), kind, name, self._new_id() if kind == "call" else "", complete)
+        calls = sum(block.kind == "call" for block in self.blocks)
+        block = Block(len(self.blocks), kind, name, self._new_id(name, calls) if kind == "call" else "", complete)
         self._open = block
         self.blocks.append(block)
         yield Opened(block)

@@ -97,7 +97,6 @@ class CompletionAnswer:
     """The answer to a completion of ``prompts``, ``n`` choices each; choice i of prompt p has index p * n + i."""
 
     alive = COMMENT
-    has_json_texts = False
 
     def __init__(
         self,
@@ -171,8 +170,8 @@ class CompletionAnswer:
         choice.logprobs += entries
         choice.reason = delta.finish_reason
 
-    def whole(self, done: Done) -> dict[str, Any]:
-        """The whole answer."""
+    def whole(self, done: Done) -> bytes:
+        """The whole answer, as JSON."""
         choices = [
             {
                 "index": index,
@@ -182,11 +181,7 @@ class CompletionAnswer:
             }
             for index, choice in enumerate(self._choices)
         ]
-        return {
-            **self._head,
-            "choices": choices,
-            "usage": usage(done),
-        }
+        return json_in_parts({**self._head, "choices": choices, "usage": usage(done)}).encode()
 
     def _logprobs(self, choice: _CompletionChoice) -> dict[str, Any] | None:
         if not self._wants_logprobs:
@@ -262,7 +257,7 @@ class ChatAnswer:
         self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, usage, continuous_usage)
         self._prompt_tokens = prompt_tokens
         self._codec = codec
-        self._wants_logprobs = self.has_json_texts = logprobs
+        self._wants_logprobs = logprobs
         self._format = answer_format
         self._shows_reasoning = shows_reasoning
         self._choices = [_ChatChoice(None if answer_format is None else answer_format.parser()) for _ in range(n)]
@@ -307,15 +302,15 @@ class ChatAnswer:
             choice.complete_calls += part.complete
             return None
         if isinstance(part, CallBegun):
-            return choice.note_call(part.name, self._call_id(), complete=False)
-        return choice.note_call(part.name, self._call_id(), part.arguments)
+            return choice.note_call(part.name, self._call_id(choice, part.name), complete=False)
+        return choice.note_call(part.name, self._call_id(choice, part.name), part.arguments)
 
     def _shown(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         return parts if self._shows_reasoning else [part for part in parts if not isinstance(part, Reasoning)]
 
-    def _call_id(self) -> str:
+    def _call_id(self, choice: _ChatChoice, name: str) -> str:
         assert self._format is not None  # nothing else finds calls
-        return self._format.new_id()
+        return self._format.new_id(name, len(choice.calls))
 
     def closing(self, done: Done) -> bytes:
         """The usage chunk, if requested, and the end of the stream."""
@@ -347,8 +342,8 @@ class ChatAnswer:
             choice.logprobs += map(written, chat_logprobs(delta.logprobs, self._codec)["content"])
         choice.reason = None if delta.finish_reason is None else choice.finish_reason(delta.finish_reason)
 
-    def whole(self, done: Done) -> dict[str, Any]:
-        """The whole answer."""
+    def whole(self, done: Done) -> bytes:
+        """The whole answer, as JSON."""
         choices = [
             {
                 "index": index,
@@ -358,11 +353,10 @@ class ChatAnswer:
             }
             for index, choice in enumerate(self._choices)
         ]
-        return {
-            **self._head,
-            "choices": choices,
-            "usage": usage(done, self._reasoning_tokens),
-        }
+        body = {**self._head, "choices": choices, "usage": usage(done, self._reasoning_tokens)}
+        if self._wants_logprobs:
+            return json_in_parts(body).encode()
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _message(choice: _ChatChoice) -> dict[str, Any]:

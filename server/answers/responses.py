@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bigmodel.server.answers.blocks import Block, BlockEvent, BlockReader, Grown, Opened
+from bigmodel.server.answers.json_in_parts import json_in_parts
 from bigmodel.server.answers.logprobs import chat_logprobs
 from bigmodel.server.answers.parsers.formats import AnswerFormat
 from bigmodel.server.answers.sse import COMMENT, event
@@ -30,7 +31,6 @@ class ResponseAnswer:
     """
 
     alive = COMMENT
-    has_json_texts = False
 
     def __init__(
         self,
@@ -120,9 +120,9 @@ class ResponseAnswer:
         """Collect a delta for :meth:`whole`."""
         self._reader.read(delta)
 
-    def whole(self, done: Done) -> dict[str, Any]:
-        """The whole response."""
-        return {**self._head, **self._end(done)}
+    def whole(self, done: Done) -> bytes:
+        """The whole response, as JSON."""
+        return json_in_parts({**self._head, **self._end(done)}).encode()
 
     def _end(self, done: Done) -> dict[str, Any]:
         cut = self._reader.finish_reason == "length"

@@ -185,6 +185,7 @@ def answer_format(body: ChatBody, model: RunningModel, prompt: list[int]) -> Ans
         opened=formats.ends_within_reasoning(end),
         closed=formats.ends_behind_reasoning(end),
         streams=bool(body.stream),
+        calls_before=sum(len(message.tool_calls or ()) for message in body.messages),
     )
 
 

@@ -13,11 +13,9 @@ from typing import Any, Protocol, TypeVar
 import anyio.to_thread
 from anyio import CapacityLimiter
 from fastapi import Request as HTTPRequest
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bigmodel.server.answers.json_in_parts import json_in_parts
 from bigmodel.server.answers.sse import COMMENT
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Delta, Done, Event, Failed, Request, TokenLogprob
@@ -187,11 +185,9 @@ class Answer(Protocol):
 
     Attributes:
         alive: What a stream says that has nothing to say yet.
-        has_json_texts: Whether `whole` has parts that `written` wrote: a plain encoder would quote them.
     """
 
     alive: bytes
-    has_json_texts: bool
 
     def opening(self) -> bytes: ...
 
@@ -203,7 +199,7 @@ class Answer(Protocol):
 
     def add(self, index: int, delta: Delta) -> None: ...
 
-    def whole(self, done: Done) -> dict[str, Any]: ...
+    def whole(self, done: Done) -> bytes: ...
 
 
 async def respond(http: HTTPRequest, joined: JoinedRequests, answer: Answer, *, stream: bool) -> Response:
@@ -229,13 +225,8 @@ async def _whole(joined: JoinedRequests, answer: Answer) -> Response:
         added = _tokens(batch)
         size += added
         await _beside(prompts + added, partial(add, batch))
-    response = _JSONInParts if size > AT_ONCE or answer.has_json_texts else JSONResponse
-    return await _beside(size, lambda: response(answer.whole(joined.done)))
-
-
-class _JSONInParts(JSONResponse):
-    def render(self, content: Any) -> bytes:
-        return json_in_parts(content).encode()
+    body = await _beside(size, lambda: answer.whole(joined.done))
+    return Response(body, media_type="application/json")
 
 
 def _tokens(batch: list[tuple[int, Delta]]) -> int:

@@ -15,9 +15,13 @@ from bigmodel.server.answers.parsers import (
     function_gemma,
     gemma,
     glm,
+    glm4,
     harmony,
     hermes,
+    invoke_xml,
+    kimi,
     llama3,
+    llama4,
     mistral,
     qwen_xml,
 )
@@ -94,6 +98,49 @@ def deepseek_calls(schemas: Schemas, single: bool) -> Expression:
         calls.append(sequence(literal(f"{name}{deepseek.SEPARATOR}"), json_text(schema)))
     call = sequence(literal(deepseek.CALL), choice(calls), literal(deepseek.CALL_END))
     return sequence(literal(deepseek.CALLS), _several(call, single, space()), literal(deepseek.CALLS_END))
+
+
+def kimi_calls(schemas: Schemas, single: bool) -> Expression:
+    marks = kimi.MARKS
+    number = json_text({"type": "integer", "minimum": 0})
+    calls = [
+        sequence(literal(f"{marks.call}functions.{name}:"), number, literal(marks.separator), json_text(schema))
+        for name, schema in schemas.items()
+    ]
+    call = sequence(choice(calls), literal(marks.call_end))
+    return sequence(literal(marks.calls), _several(call, single, space()), literal(marks.calls_end))
+
+
+def glm4_calls(schemas: Schemas, single: bool) -> Expression:
+    calls = [sequence(literal(f"{name}\n"), json_text(schema)) for name, schema in schemas.items()]
+    return _several(choice(calls), single, literal(glm4.NEXT))
+
+
+def llama4_calls(schemas: Schemas, single: bool) -> Expression:
+    call = choice([_object(name, schema, "parameters") for name, schema in schemas.items()])
+    between = sequence(space(), literal(";"), space())
+    return sequence(optional(literal(llama4.START)), _several(call, single, between), optional(literal(llama4.END)))
+
+
+def invoke_calls(marks: invoke_xml.InvokeMarks) -> CallGrammar:
+    """Calls between the tags of a family."""
+    excluded = (marks.argument_end, marks.call_end, *(end for _, end in marks.blocks))
+
+    def argument(key: str, part: Any, root: Root) -> Expression:
+        kinds = part.get("type") if isinstance(part, dict) else None
+        typed = f' string="{"true" if kinds == "string" else "false"}"' if marks.typed else ""
+        value = tagged_value(part, root, excluded)
+        return sequence(literal(f'{marks.argument}{key}"{typed}>'), value, literal(marks.argument_end), space())
+
+    def calls(schemas: Schemas, single: bool) -> Expression:
+        begin, end = marks.blocks[0]
+        call = sequence(
+            _with_arguments(schemas, lambda name: sequence(literal(f'{marks.call}{name}">'), space()), argument),
+            literal(marks.call_end),
+        )
+        return sequence(literal(begin), space(), _several(call, single, space()), space(), literal(end))
+
+    return calls
 
 
 def glm_calls(schemas: Schemas, single: bool) -> Expression:
@@ -218,13 +265,18 @@ def harmony_calls(schemas: Schemas, single: bool) -> Expression:
 
 CALL_GRAMMARS: dict[str, CallGrammar] = {
     "deepseek": deepseek_calls,
+    "deepseek-dsml": invoke_calls(invoke_xml.DEEPSEEK),
     "function-gemma": function_gemma_calls(function_gemma.FUNCTION_GEMMA),
     "gemma": gemma_calls,
     "gemma4": function_gemma_calls(function_gemma.GEMMA_4),
     "glm": glm_calls,
+    "glm4": glm4_calls,
     "harmony": harmony_calls,
     "hermes": hermes_calls,
+    "kimi": kimi_calls,
     "llama3": llama3_calls,
+    "llama4": llama4_calls,
+    "minimax": invoke_calls(invoke_xml.MINIMAX),
     "mistral": mistral_calls,
     "qwen-xml": qwen_xml_calls,
 }

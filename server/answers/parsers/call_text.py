@@ -90,6 +90,19 @@ def read_called(reader: TextReader, tools: Tools, stop: tuple[str, ...] = ()) ->
     return (yield from read_arguments(reader, tools, name, stop, head=head))
 
 
+def read_named(reader: TextReader, tools: Tools, name: str, before: str) -> Reading[None]:
+    """Read the arguments of a function with nothing behind them; ``before`` is given back if they are none."""
+    before += yield from reader.space()
+    called = yield from read_arguments(reader, tools, name)
+    if called is None:
+        reader.content(before)
+    elif called.complete:
+        called.close("", fits=True, before=before)
+    else:
+        text = yield from reader.value("{", called.text)
+        called.close(text[len(called.text) :], fits=False, before=before)
+
+
 def ends_object(tail: str) -> bool:
     """Whether a text is what may follow a value in an object, and its end; models write brackets too many behind it."""
     last = tail.rstrip()

@@ -9,7 +9,7 @@ from typing import Any
 from bigmodel.server.answers.parsers.object_text import ObjectText
 from bigmodel.server.answers.parsers.parts import ToolCall
 from bigmodel.server.answers.parsers.python_calls import python_calls
-from bigmodel.server.answers.parsers.schema_check import fits
+from bigmodel.server.answers.parsers.schema_check import fits, fits_part
 from bigmodel.server.answers.parsers.value_grammars import read_value
 
 
@@ -40,6 +40,11 @@ class Tools:
             return None
         text = _written(arguments)
         return None if text is None else ToolCall(name, text)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the functions."""
+        return list(self._schemas)
 
     def has(self, name: str) -> bool:
         """Whether a function may be called."""
@@ -89,6 +94,10 @@ class Tools:
         """Schemas of a function's arguments by name, in their order."""
         found = self._schemas.get(name, {}).get("properties")
         return found if isinstance(found, dict) else {}
+
+    def takes(self, name: str, key: str, value: Any) -> bool:
+        """Whether a value fits the schema of an argument."""
+        return fits_part(value, self.parameters(name).get(key, True), self._schemas.get(name, {}))
 
     def argument(self, name: str, key: str, text: str) -> Any:
         """Return the value of an argument written as plain text, of a type that its schema has."""

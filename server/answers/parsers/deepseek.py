@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+from bigmodel.server.answers.parsers.call_sections import SectionMarks, read_sections
 from bigmodel.server.answers.parsers.call_text import read_arguments
 from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.reader import Reading, TextReader
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+MARKS = SectionMarks(CALLS, CALLS_END, CALL, SEPARATOR, CALL_END)
 FENCE = "```"
 
 _UP_TO_BRACKET = re.compile(r"[^{<]*[{<]")
@@ -17,32 +19,7 @@ _UP_TO_BRACKET = re.compile(r"[^{<]*[{<]")
 
 def read(reader: TextReader, tools: Tools) -> Reading[None]:
     """Read content and calls."""
-    while True:
-        begin = yield from reader.until((CALLS,), reader.content)
-        if not begin.marker:
-            return
-        yield from _block(reader, tools, begin.text)
-
-
-def _block(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
-    """Read the calls of one block. Its first marker, ``before``, and its last one are given back if it has none."""
-    called = False
-    while True:
-        text, found = yield from reader.collect(CALL, CALLS_END)
-        if text or not found.marker:
-            reader.content(before + text)
-            before = ""
-        if found.marker != CALL:
-            if not called:
-                reader.content(before + found.text)
-            return
-        head, middle = yield from reader.collect(SEPARATOR, CALL_END)
-        before += found.text + head + middle.text
-        if middle.marker == SEPARATOR:
-            called |= yield from _call(reader, tools, head.strip(), before)
-        else:
-            reader.content(before)
-        before = ""
+    yield from read_sections(reader, MARKS, lambda name, before: _call(reader, tools, name, before))
 
 
 def _call(reader: TextReader, tools: Tools, name: str, before: str) -> Reading[bool]:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from bigmodel.errors import ServeError
 from bigmodel.server.answers.parsers import (
@@ -14,9 +14,13 @@ from bigmodel.server.answers.parsers import (
     function_gemma,
     gemma,
     glm,
+    glm4,
     harmony,
     hermes,
+    invoke_xml,
+    kimi,
     llama3,
+    llama4,
     mistral,
     qwen_xml,
     think,
@@ -28,9 +32,12 @@ from bigmodel.server.text.codec import TextCodec
 
 AUTO, NONE, HARMONY = "auto", "none", "harmony"
 
+NewId: TypeAlias = Callable[[str, int], str]
+"""Makes an identifier of a call, from the name of its function and the number of calls before it."""
 
-def new_id() -> str:
-    """Return an identifier of a call."""
+
+def new_id(name: str, number: int) -> str:
+    """Return an identifier of a call of a function; ``number``: how many calls came before it in the conversation."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
@@ -44,27 +51,30 @@ class ToolFormat:
     read: Callable[[TextReader, Tools], Reading[None]]
     markers: tuple[str, ...]
     around: tuple[str, str] | None = None
-    new_id: Callable[[], str] = new_id
+    new_id: NewId = new_id
 
 
 _TAGS = (hermes.BEGIN, hermes.END)
 _HARMONY_MARKERS = (harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE, *harmony.ENDS)
-_DEEPSEEK_MARKERS = (
-    *(deepseek.CALLS, deepseek.CALLS_END, deepseek.CALL, deepseek.CALL_END),
-    deepseek.SEPARATOR,
-)
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
-    "deepseek": ToolFormat(deepseek.read, _DEEPSEEK_MARKERS, (deepseek.CALLS, deepseek.CALLS_END)),
+    "deepseek": ToolFormat(deepseek.read, deepseek.MARKS.all, (deepseek.CALLS, deepseek.CALLS_END)),
+    "deepseek-dsml": ToolFormat(
+        invoke_xml.reading(invoke_xml.DEEPSEEK), invoke_xml.DEEPSEEK.all, invoke_xml.DEEPSEEK.blocks[0]
+    ),
     "function-gemma": ToolFormat(
         function_gemma.reading(function_gemma.FUNCTION_GEMMA), function_gemma.FUNCTION_GEMMA.all
     ),
     "gemma": ToolFormat(gemma.read, ()),
     "gemma4": ToolFormat(function_gemma.reading(function_gemma.GEMMA_4), function_gemma.GEMMA_4.all),
     "glm": ToolFormat(glm.read, (*_TAGS, glm.KEY, glm.KEY_END, glm.VALUE, glm.VALUE_END), _TAGS),
+    "glm4": ToolFormat(glm4.read, (glm4.NEXT,)),
     HARMONY: ToolFormat(lambda reader, tools: harmony.read(reader, tools, reader.content), _HARMONY_MARKERS),
     "hermes": ToolFormat(hermes.read, _TAGS, _TAGS),
+    "kimi": ToolFormat(kimi.read, kimi.MARKS.all, (kimi.MARKS.calls, kimi.MARKS.calls_end), kimi.new_id),
     "llama3": ToolFormat(llama3.read, (llama3.TAG,)),
+    "llama4": ToolFormat(llama4.read, (llama4.START, llama4.END)),
+    "minimax": ToolFormat(invoke_xml.reading(invoke_xml.MINIMAX), invoke_xml.MINIMAX.all, invoke_xml.MINIMAX.blocks[0]),
     "mistral": ToolFormat(mistral.read, (mistral.CALLS, mistral.CALL_ID, mistral.ARGS), new_id=mistral.new_id),
     "qwen-xml": ToolFormat(qwen_xml.read, (*_TAGS, *qwen_xml.MARKERS), _TAGS),
 }
@@ -122,12 +132,22 @@ def _tool_format(template: str, special: Mapping[str, int]) -> str | None:
         return HARMONY
     if deepseek.CALLS in template:
         return "deepseek"
+    if invoke_xml.DSML in template or invoke_xml.DSML in special:
+        return "deepseek-dsml"
+    if kimi.MARKS.calls in template:
+        return "kimi"
+    if invoke_xml.MINIMAX.blocks[0][0] in template:
+        return "minimax"
     if mistral.CALLS in template or (mistral.CALLS in special and "[INST]" in template):
         return "mistral"
     if glm.KEY in template:
         return "glm"
     if hermes.BEGIN in template:
         return "qwen-xml" if qwen_xml.FUNCTION in template else "hermes"
+    if "[gMASK]" in template and "tools" in template:
+        return "glm4"
+    if "tools" in template and (llama4.START in template or llama4.START in special):
+        return "llama4"
     if "tools" in template and (llama3.TAG in template or llama3.TAG in special):
         return "llama3"
     if function_gemma.FUNCTION_GEMMA.begin in template:
@@ -160,6 +180,7 @@ class AnswerFormat:
         opened: Whether the prompt ends with the first tag of the reasoning.
         closed: Whether it ends with the last one: the model does not reason.
         streams: Whether the answer is streamed: arguments of calls that are JSON come in pieces.
+        calls_before: Calls in the conversation so far.
     """
 
     formats: ModelFormats
@@ -171,11 +192,12 @@ class AnswerFormat:
     opened: bool = False
     closed: bool = False
     streams: bool = False
+    calls_before: int = 0
 
-    @property
-    def new_id(self) -> Callable[[], str]:
-        """Makes an identifier of a call."""
-        return TOOL_FORMATS[self.formats.tools].new_id if self.formats.tools in TOOL_FORMATS else new_id
+    def new_id(self, name: str, number: int) -> str:
+        """Return an identifier of a call of a function, the ``number``-th of the answer from 0 on."""
+        make = TOOL_FORMATS[self.formats.tools].new_id if self.formats.tools in TOOL_FORMATS else new_id
+        return make(name, self.calls_before + number)
 
     @property
     def kept(self) -> dict[int, str]:

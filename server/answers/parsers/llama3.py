@@ -22,13 +22,7 @@ _NAME = re.compile(r"[^<>\s]*[<>\s]")
 
 def read(reader: TextReader, tools: Tools) -> Reading[None]:
     """Read content and calls."""
-    space = yield from reader.space()
-    ahead = yield from reader.ahead(_UP_TO_CALL)
-    if ahead.startswith("[") and ahead.endswith("("):
-        text = yield from reader.value("[")
-        reader.calls_or_text(tools.read_python(text), space + text)
-    else:
-        yield from _calls(reader, tools, space)
+    yield from read_first(reader, tools, (yield from reader.space()))
     while True:
         begin = yield from reader.until((TAG, FUNCTION), reader.content)
         if begin.marker == TAG:
@@ -39,11 +33,26 @@ def read(reader: TextReader, tools: Tools) -> Reading[None]:
             return
 
 
-def _calls(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
+def read_first(reader: TextReader, tools: Tools, before: str) -> Reading[bool]:
+    """Read calls that follow at once, as a list in Python or as JSON; return whether there are any.
+
+    ``before``: what was written before them; given back if there is none.
+    """
+    ahead = yield from reader.ahead(_UP_TO_CALL)
+    if ahead.startswith("[") and ahead.endswith("("):
+        text = yield from reader.value("[")
+        return reader.calls_or_text(tools.read_python(text), before + text)
+    return (yield from _calls(reader, tools, before))
+
+
+def _calls(reader: TextReader, tools: Tools, before: str) -> Reading[bool]:
     """Read calls up to something else; ``before`` is given back if there is none."""
+    called = False
     while (yield from read_object(reader, tools, before)):
+        called = True
         before = yield from reader.space()
         before += yield from reader.starts(";")
+    return called
 
 
 def _behind_tag(reader: TextReader, tools: Tools, before: str) -> Reading[None]:

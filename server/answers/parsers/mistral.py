@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 
-from bigmodel.server.answers.parsers.call_text import read_arguments, read_list
+from bigmodel.server.answers.parsers.call_text import read_list, read_named
 from bigmodel.server.answers.parsers.calls import Tools
 from bigmodel.server.answers.parsers.reader import Reading, TextReader
 
@@ -36,17 +36,9 @@ def _named(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
     if found.marker == CALL_ID:
         call_id, found = yield from reader.collect(ARGS)
         before += call_id + found.text
-    before += yield from reader.space()
-    called = yield from read_arguments(reader, tools, name.strip())
-    if called is None:
-        reader.content(before)
-    elif called.complete:
-        called.close("", fits=True, before=before)
-    else:
-        text = yield from reader.value("{", called.text)
-        called.close(text[len(called.text) :], fits=False, before=before)
+    yield from read_named(reader, tools, name.strip(), before)
 
 
-def new_id() -> str:
+def new_id(name: str, number: int) -> str:
     """Return an identifier of a call in the only form that Mistral's chat templates accept."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))

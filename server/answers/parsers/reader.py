@@ -154,13 +154,14 @@ class TextReader:
     def until(self, markers: tuple[str, ...], sink: Sink, *, whole: bool = False) -> Reading[Found]:
         """Pass the text before the first of `markers` to `sink`; return the marker. No marker contains another one.
 
-        Other hidden texts are left out, unless the ``whole`` text is wanted.
+        Other hidden texts, which may be parts of markers, are left out, unless the ``whole`` text is wanted.
         """
         others = () if whole else self._hidden
         known = (*markers, *(marker for marker in others if marker not in markers))
         while True:
             places = [(at, marker) for marker in known if (at := self._text.find(marker)) >= 0]
-            if places:
+            begun = len(self._text) if self._ended else _without_beginning(self._text, known)
+            if places and min(places)[0] <= begun:
                 at, marker = min(places)
                 wanted = marker in markers
                 shown = _without_gap(self._text, at) if wanted else at
@@ -171,7 +172,7 @@ class TextReader:
                     return Found(gap, marker)
                 continue
             all_of_it = self._ended or not known
-            shown = len(self._text) if all_of_it else _without_gap(self._text, _without_beginning(self._text, known))
+            shown = len(self._text) if all_of_it else _without_gap(self._text, begun)
             sink(self._text[:shown])
             self._text = self._text[shown:]
             if self._ended:

@@ -37,7 +37,7 @@ def test_a_stream_puts_the_whole_message_together() -> None:
                     content[-1][key] = content[-1].get(key, "") + value
     for delta in deltas:
         whole.add(0, delta)
-    said = whole.whole(DONE)
+    said = json.loads(whole.whole(DONE))
     for block in content:
         block.pop("id", None)
         if "partial_json" in block:
@@ -49,7 +49,7 @@ def test_a_stream_puts_the_whole_message_together() -> None:
 
 
 def test_cached_tokens_are_counted_apart() -> None:
-    usage = MessageAnswer("msg_1", "tiny", 5, None).whole(DONE)["usage"]
+    usage = json.loads(MessageAnswer("msg_1", "tiny", 5, None).whole(DONE))["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 2, 3)
 
 
@@ -64,7 +64,7 @@ def test_cached_tokens_are_counted_apart() -> None:
 def test_reasons_to_stop(last: Delta, reason: tuple[str, str | None]) -> None:
     answer = MessageAnswer("msg_1", "tiny", 5, None)
     answer.add(0, last)
-    said = answer.whole(DONE)
+    said = json.loads(answer.whole(DONE))
     assert (said["stop_reason"], said["stop_sequence"]) == reason
 
 

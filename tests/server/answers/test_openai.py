@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from bigmodel.server.answers.json_in_parts import json_in_parts
 from bigmodel.server.answers.openai import ChatAnswer, CompletionAnswer
 from bigmodel.server.engine import Delta, Done, TokenLogprob
 from tests.server.answers.parsers.reading import form
@@ -44,7 +43,12 @@ def test_choices_of_a_prompt_are_consecutive_and_each_echoes_it_once() -> None:
     for index in range(4):
         made.add(index, Delta(index, "+"))
         made.add(index, Delta(index, "-", finish_reason="length"))
-    assert [choice["text"] for choice in made.whole(DONE)["choices"]] == ["the+-", "the+-", "cat+-", "cat+-"]
+    assert [choice["text"] for choice in json.loads(made.whole(DONE))["choices"]] == [
+        "the+-",
+        "the+-",
+        "cat+-",
+        "cat+-",
+    ]
 
 
 @pytest.mark.parametrize("echo", [False, True])
@@ -60,7 +64,7 @@ def test_a_whole_completion_equals_its_chunks(echo: bool) -> None:
     for delta in deltas:
         whole.add(0, delta)
         chunks += [chunk["choices"][0] for chunk in read(streamed.chunk(0, delta))]
-    choice = whole.whole(DONE)["choices"][0]
+    choice = json.loads(whole.whole(DONE))["choices"][0]
     assert "".join(chunk["text"] for chunk in chunks) == choice["text"] == ("theabc" if echo else "abc")
     for key, value in choice["logprobs"].items():
         assert [part for chunk in chunks for part in chunk["logprobs"][key]] == value
@@ -110,7 +114,7 @@ def test_a_whole_chat_answer_equals_its_chunks() -> None:
     for delta in deltas:
         whole.add(delta.index, delta)
         chunks += read(streamed.chunk(delta.index, delta))
-    result = json.loads(json_in_parts(whole.whole(DONE)))
+    result = json.loads(whole.whole(DONE))
     assert result["object"] == "chat.completion"
     for choice in result["choices"]:
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
@@ -133,7 +137,7 @@ def test_calls_and_reasoning_are_the_same_in_chunks_and_whole() -> None:
         for chunk in read(streamed.chunk(0, delta)):
             for name, value in chunk["choices"][0]["delta"].items():
                 found[name] += value
-    (choice,) = whole.whole(DONE)["choices"]
+    (choice,) = json.loads(whole.whole(DONE))["choices"]
     message = choice["message"]
     assert (choice["finish_reason"], chunk["choices"][0]["finish_reason"]) == ("tool_calls", "tool_calls")
     assert (found["content"], found["reasoning_content"]) == (message["content"], message["reasoning_content"])
@@ -147,7 +151,7 @@ def test_an_answer_that_is_nothing_but_calls_has_no_content() -> None:
     made = ChatAnswer("1", 7, "tiny", 1, CODEC, logprobs=False, usage=False, answer_format=form("hermes"))
     call = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
     made.add(0, Delta(0, call, finish_reason="length"))
-    (choice,) = made.whole(DONE)["choices"]
+    (choice,) = json.loads(made.whole(DONE))["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
 
 

@@ -37,7 +37,7 @@ def test_a_stream_ends_with_the_whole_response(text: str, reason: str) -> None:
     name, last = events[-1]
     status = {"stop": "completed", "length": "incomplete"}[reason]
     assert name == f"response.{status}"
-    said = whole.whole(DONE)
+    said = json.loads(whole.whole(DONE))
     assert without_ids(last["response"].pop("output")) == without_ids(said.pop("output"))
     assert last["response"] == said
     assert said["status"] == status
@@ -50,7 +50,7 @@ def answer_items(deltas: list[Delta]) -> list[dict[str, Any]]:
     made = answer()
     for delta in deltas:
         made.add(0, delta)
-    items: list[dict[str, Any]] = made.whole(DONE)["output"]
+    items: list[dict[str, Any]] = json.loads(made.whole(DONE))["output"]
     return items
 
 

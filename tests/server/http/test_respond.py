@@ -43,7 +43,6 @@ class Texts:
     """An answer that is nothing but its texts."""
 
     alive = b"."
-    has_json_texts = False
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
@@ -69,9 +68,9 @@ class Texts:
         self._note_thread()
         self.texts[index] = self.texts.get(index, "") + delta.text
 
-    def whole(self, done: Done) -> dict[str, Any]:
+    def whole(self, done: Done) -> bytes:
         self._note_thread()
-        return {"texts": {str(index): text for index, text in self.texts.items()}, "tokens": done.completion_tokens}
+        return json.dumps({"texts": self.texts, "tokens": done.completion_tokens}).encode()
 
 
 class Connection:

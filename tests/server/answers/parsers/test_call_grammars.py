@@ -29,6 +29,10 @@ WRITTEN = {
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
     '{"city": "Paris", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}'
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek-dsml": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
     "function-gemma": "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>"
     "<start_function_call>call:get_time{}<end_function_call>",
     "gemma": '```tool_code\nget_weather(city="Paris", days=3)\nget_time()\n```',
@@ -36,10 +40,18 @@ WRITTEN = {
     "<|tool_call>call:get_time{}<tool_call|>",
     "glm": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
     "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>get_time\n</tool_call>",
+    "glm4": 'get_weather\n{"city": "Paris", "days": 3}<|assistant|>get_time\n{}',
     "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
     '{"city": "Paris", "days": 3}<|call|><|start|>assistant<|channel|>commentary to=functions.get_time<|message|>{}',
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>\n'
     '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>',
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    '{"city": "Paris", "days": 3}<|tool_call_end|><|tool_call_begin|>functions.get_time:1'
+    "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+    "llama4": '<|python_start|>{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}; '
+    '{"name": "get_time", "parameters": {}}<|python_end|>',
+    "minimax": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="get_time">\n</invoke>\n</minimax:tool_call>',
     "llama3": '{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}; '
     '{"name": "get_time", "parameters": {}}',
     "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}, '
@@ -78,7 +90,9 @@ def test_an_answer_is_calls_or_the_text_that_is_held(tools: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tools", sorted(TOOL_FORMATS.keys() - {"glm", "qwen-xml"}))  # whose free text never ends
+@pytest.mark.parametrize(
+    "tools", sorted(TOOL_FORMATS.keys() - {"glm", "qwen-xml", "minimax", "deepseek-dsml"})
+)  # whose free text never ends
 @pytest.mark.parametrize("single", [False, True])
 def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls_that_fit(tools: str, single: bool) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -15,12 +15,15 @@ FORMS = {
     "mistral, named": (form("mistral"), form("mistral", streams=True), NAMED),
     "required": (form("hermes", forced=True), form("hermes", forced=True, streams=True), LISTED),
 }
-IN_PIECES = sorted(FORMS.keys() - {"function-gemma", "gemma", "gemma4", "glm", "qwen-xml"})
+IN_PIECES = sorted(FORMS.keys() - {"deepseek-dsml", "function-gemma", "gemma", "gemma4", "glm", "minimax", "qwen-xml"})
 BEGUN = {
     "hermes": '<tool_call>{"name": "get_weather", "arguments": ',
     "llama3": '{"name": "get_weather", "parameters": ',
     "mistral": "[TOOL_CALLS]get_weather[ARGS]",
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>",
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>",
+    "glm4": "get_weather\n",
+    "llama4": '<|python_start|>{"name": "get_weather", "parameters": ',
     "harmony": "<|channel|>commentary to=functions.get_weather<|message|>",
 }
 

@@ -46,6 +46,14 @@ def codec_of(template: Any, *special_tokens: str) -> TextCodec:
         (LOOP + "[INST]", ("[TOOL_CALLS]",), "mistral", None),
         (LOOP + "[TOOL_CALLS][THINK][/THINK]", (), "mistral", "mistral"),
         (LOOP + "<｜tool▁calls▁begin｜> </think>", (), "deepseek", "think"),
+        (LOOP + "<｜DSML｜function_calls> </think>", (), "deepseek-dsml", "think"),
+        (LOOP, ("｜DSML｜",), "deepseek-dsml", None),
+        (LOOP + "<|tool_calls_section_begin|> </think>", (), "kimi", "think"),
+        (LOOP + "<minimax:tool_call><invoke name= </think>", (), "minimax", "think"),
+        (LOOP + "[gMASK]<sop>", (), "glm4", None),
+        (LOOP + "[gMASK]<sop><tool_call>{name}<arg_key><arg_value> </think>", (), "glm", "think"),
+        (LOOP + "<|python_start|>", (), "llama4", None),
+        (LOOP, ("<|python_start|>",), "llama4", None),
         (LOOP + "<|channel|>analysis<|message|>", (), "harmony", "harmony"),
         (LOOP + "<start_of_turn>", (), "gemma", None),
         (LOOP + "<start_of_turn><start_function_call>call:", (), "function-gemma", None),
@@ -102,7 +110,7 @@ def test_the_end_of_a_prompt_shows_whether_the_reasoning_is_over() -> None:
 def test_identifiers_of_calls_are_unique() -> None:
     for tools in (None, *TOOL_FORMATS):
         new_id = form(tools).new_id
-        assert len({new_id() for _ in range(100)}) == 100
+        assert len({new_id("get_time", number) for number in range(100)}) == 100
 
 
 def test_a_forced_answer_is_a_list_of_calls() -> None:

@@ -60,6 +60,6 @@ def test_malformed_calls_come_back_as_text(text: str) -> None:
 
 
 def test_identifiers_have_the_form_that_templates_ask_for() -> None:
-    ids = {new_id() for _ in range(1000)}
+    ids = {new_id("f", 0) for _ in range(1000)}
     assert len(ids) == 1000
     assert all(len(one) == 9 and one.isalnum() and one.isascii() for one in ids)
