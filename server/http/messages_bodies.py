@@ -74,11 +74,21 @@ class ToolUseBlock(Cached):
 TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True)]
 
 
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("the type text")] | Annotated[ImageBlock, Tag("the type image")], by_type("text", "image")
+]
+
+
 class ToolResultBlock(Cached):
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: Text | TextBlocks | None = None
+    content: Text | Annotated[list[ResultBlock], Field(fail_fast=True)] | None = None
     is_error: bool = False
+
+    @property
+    def images(self) -> list[ImageBlock]:
+        """Its images."""
+        return [block for block in self.content or () if isinstance(block, ImageBlock)]
 
 
 Block = Annotated[

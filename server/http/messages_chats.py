@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -98,22 +98,34 @@ def _answer(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
 
 
 def _question(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
-    """Results of calls and texts, each a message of its own."""
+    """Results of calls and texts, each a message of its own; images of results follow these as the user's."""
+    images: list[ImageBlock] = []
     for block in message.blocks:
+        if not isinstance(block, ToolResultBlock):
+            yield from (_image(message.role, image) for image in images)
+            images = []
         if isinstance(block, ToolResultBlock):
+            images += block.images
             text = _text(block.content or "")
             shown = f"Error: {text}" if block.is_error else text
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": shown}
         elif isinstance(block, TextBlock):
             yield {"role": message.role, "content": block.text}
         elif isinstance(block, ImageBlock):
-            source = block.source
-            url = source.url if isinstance(source, URLSource) else f"data:{source.media_type};base64,{source.data}"
-            yield {"role": message.role, "content": [{"type": "image_url", "image_url": {"url": url}}]}
+            yield _image(message.role, block)
+    yield from (_image(message.role, image) for image in images)
 
 
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else _BETWEEN.join(block.text for block in content)
+def _image(role: str, block: ImageBlock) -> dict[str, Any]:
+    source = block.source
+    url = source.url if isinstance(source, URLSource) else f"data:{source.media_type};base64,{source.data}"
+    return {"role": role, "content": [{"type": "image_url", "image_url": {"url": url}}]}
+
+
+def _text(content: str | Sequence[TextBlock | ImageBlock]) -> str:
+    if isinstance(content, str):
+        return content
+    return _BETWEEN.join(block.text for block in content if isinstance(block, TextBlock))
 
 
 def _joined(messages: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

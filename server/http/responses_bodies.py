@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -101,14 +102,25 @@ class CallItem(Body):
     status: Status | None = None
 
 
+OutputPart = Annotated[
+    Annotated[InputText, Tag("the type input_text")] | Annotated[InputImage, Tag("the type input_image")],
+    by_type("input_text", "input_image"),
+]
+
+
 class CallOutputItem(Body):
     """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: Text
-    output: Text | Annotated[list[InputText], Field(fail_fast=True)]
+    output: Text | Annotated[list[OutputPart], Field(fail_fast=True)]
     id: Text | None = None
     status: Status | None = None
+
+    @property
+    def images(self) -> list[InputImage]:
+        """Its images."""
+        return [part for part in self.output if isinstance(part, InputImage)]
 
 
 class ReasoningText(Body):
@@ -136,7 +148,7 @@ class ReasoningItem(Body):
         return "".join(part.text for part in self.content or self.summary or ())
 
 
-def text_of(content: str | list[InputText] | list[InputText | InputImage | OutputText | OutputRefusal]) -> str:
+def text_of(content: str | Sequence[InputText | InputImage | OutputText | OutputRefusal]) -> str:
     """The text of a content in parts."""
     if isinstance(content, str):
         return content

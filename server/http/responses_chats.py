@@ -78,16 +78,28 @@ def _messages(body: ResponsesBody) -> Iterator[dict[str, Any]]:
         if of_answer:
             yield from _answers(items)
         else:
-            yield from map(_question, items)
+            yield from _questions(items)
 
 
 def _is_of_answer(item: Item) -> bool:
     return isinstance(item, (CallItem, ReasoningItem)) or (isinstance(item, MessageItem) and item.role == "assistant")
 
 
+def _questions(items: Iterator[Item]) -> Iterator[dict[str, Any]]:
+    """Results of calls and messages. Images of results follow these: the user has them."""
+    for of_calls, group in groupby(items, key=lambda item: isinstance(item, CallOutputItem)):
+        if not of_calls:
+            yield from map(_question, group)
+            continue
+        results = [item for item in group if isinstance(item, CallOutputItem)]
+        for item in results:
+            yield {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
+        images = [_part(image) for item in results for image in item.images]
+        if images:
+            yield {"role": "user", "content": images}
+
+
 def _question(item: Item) -> dict[str, Any]:
-    if isinstance(item, CallOutputItem):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
     assert isinstance(item, MessageItem)
     if isinstance(item.content, str) or not any(isinstance(part, InputImage) for part in item.content):
         return {"role": item.role, "content": item.text}

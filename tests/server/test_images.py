@@ -178,6 +178,40 @@ def test_responses_take_images(sees: str) -> None:
     assert answer["output"][0]["content"][0]["text"] == expected("<user>a<image>\n<assistant>", 1)[0]
 
 
+def test_results_of_calls_have_images(sees: str) -> None:
+    """They follow the results, in a message of the user: templates have no other place for them."""
+    url, function = data_url(picture(1)), {"name": "f", "arguments": "{}"}
+    asked = {"model": MODEL, "temperature": 0}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    results = [
+        {"role": "tool", "tool_call_id": "1", "content": "it"},
+        {"role": "user", "content": [part(url), text("b")]},
+    ]
+    messages = [{"role": "user", "content": "a"}, called, *results]
+    wanted = chat(sees, "", messages=messages).json()["choices"][0]["message"]["content"]
+
+    source = {"type": "base64", "media_type": "image/png", "data": encoded(picture(1))}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": source}, text("it")]}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+        {"role": "user", "content": [result, text("b")]},
+    ]
+    answer = httpx.post(f"{sees}/v1/messages", json={**asked, "messages": messages, "max_tokens": TOKENS}, timeout=60)
+    assert answer.json()["content"][0]["text"] == wanted
+
+    output = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "it"}]
+    given = [
+        {"role": "user", "content": "a"},
+        {"type": "function_call", "call_id": "1", **function},
+        {"type": "function_call_output", "call_id": "1", "output": output},
+    ]
+    answer = httpx.post(f"{sees}/v1/responses", json={**asked, "input": given, "max_output_tokens": TOKENS}, timeout=60)
+    messages = [{"role": "user", "content": "a"}, called, results[0], {"role": "user", "content": [part(url)]}]
+    wanted = chat(sees, "", messages=messages).json()["choices"][0]["message"]["content"]
+    assert answer.json()["output"][0]["content"][0]["text"] == wanted
+
+
 @pytest.mark.parametrize(
     ("path", "field", "given"),
     [
@@ -381,6 +415,34 @@ def test_the_largest_images_keep_to_the_budget_of_an_accelerator(
     assert max_memory_allocated(0) <= budget
     inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long), **media}
     assert [sinks[n].tokens() for n in (1, 3)] == [generated(tiny_llava(), inputs, 6)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.name.startswith("qwen2") or kind.name == "qwen3_vl"], ids=repr
+)
+def test_activations_are_planned_where_placeholders_are_counted(
+    kind: VisionKind, tmp_path: Path, accelerators: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A prompt may begin with an image; the padding of a dry run is no part of that."""
+    processing = kind.processor()
+    built(kind, processing.tokenizer).save_pretrained(tmp_path)
+    processing.tokenizer.save_pretrained(tmp_path)
+    arguments, _ = largest_prompt(processing, 250)
+    placed = load(
+        str(tmp_path),
+        max_memory={0: 8_000_000, "cpu": "1GiB"},
+        batch_size=1,
+        context_length=256,
+        sample_inputs=arguments,
+    )
+    assert "are not known" not in caplog.text
+    (planned,) = (device for key, device in placed.plan.devices.items() if key not in ("cpu", "disk"))
+    assert planned.activations > 0
+    gc.collect()
+    reset_peak_memory(0)
+    generated(placed.model, {**arguments, "attention_mask": torch.ones(1, 250, dtype=torch.long)}, TOKENS)
+    assert max_memory_allocated(0) <= planned.allocated
 
 
 @pytest.mark.slow
