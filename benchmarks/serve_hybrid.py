@@ -41,6 +41,26 @@ def _qwen3_next(width: int, layers: int) -> dict[str, Any]:
     return {**_attention(width, layers), **heads, **sizes, **experts, "shared_expert_intermediate_size": width}
 
 
+def _qwen3_5(width: int, layers: int) -> dict[str, Any]:
+    """As Qwen3-Next, without experts."""
+    heads = {"linear_num_key_heads": width // 128, "linear_num_value_heads": width // 64}
+    sizes = {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "head_dim": 64}
+    return {**_attention(width, layers), **heads, **sizes}
+
+
+def _jamba(width: int, layers: int) -> dict[str, Any]:
+    """Mamba 1 and attention in turn, and experts in every other layer."""
+    periods = {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2}
+    mamba = {"mamba_d_state": 16, "mamba_dt_rank": width // 16, "use_mamba_kernels": False}
+    return {**_attention(width, layers), **periods, **experts, **mamba, "pad_token_id": None}
+
+
+def _mamba(width: int, layers: int) -> dict[str, Any]:
+    """No attention at all, and the states of Mamba 1."""
+    return {"hidden_size": width, "num_hidden_layers": layers, "state_size": 16}
+
+
 def _mamba2(width: int, layers: int) -> dict[str, Any]:
     """No attention at all."""
     return {
@@ -60,6 +80,9 @@ def _attention(width: int, layers: int) -> dict[str, Any]:
 MODELS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]]]] = {
     "falcon-h1": ("FalconH1Config", _falcon_h1),
     "qwen3-next": ("Qwen3NextConfig", _qwen3_next),
+    "qwen3.5": ("Qwen3_5TextConfig", _qwen3_5),
+    "jamba": ("JambaConfig", _jamba),
+    "mamba": ("MambaConfig", _mamba),
     "mamba2": ("Mamba2Config", _mamba2),
 }
 """Config of transformers and its sizes, by the name of a model."""
