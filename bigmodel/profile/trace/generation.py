@@ -369,16 +369,7 @@ class _Loop:
             if self.is_padded and self.padding is not None:
                 generated = torch.ones(batch_size, tokens - self.prompt, dtype=torch.long)
                 return torch.cat([self.padding, generated], 1)
-            mask = padding_mask(batch_size, tokens, self.prompt if self.is_padded else 0)
-            return self._beside_media(mask) if self.is_padded else mask
-
-    def _beside_media(self, mask: torch.Tensor) -> torch.Tensor:
-        """Return a mask whose padding is no placeholder: forwards count those of each image."""
-        kinds = next((self.media[name][-1] for name in LENGTHENED if name in self.media), None)
-        plain = [] if kinds is None else (kinds == 0).nonzero()[:, 0].tolist()
-        if plain and not mask[-1, 0]:
-            mask[-1, 0], mask[-1, plain[0]] = 1, 0
-        return mask
+            return padding_mask(batch_size, tokens, self.prompt if self.is_padded else 0)
 
     def _run(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from bigmodel.server.answers.parsers.call_end import TaggedValues, collect_call
 from bigmodel.server.answers.parsers.calls import Tools
@@ -111,7 +112,8 @@ class _Calls:
         head = _NAME.match(text)
         if head is None:
             return None
-        name, at, arguments = head[1], head.end(), {}
+        name, at = head[1], head.end()
+        arguments: dict[str, Any] = {}
         while at < len(text):
             begin = self._begin.match(text, at)
             end = None if begin is None else self._end.search(text, begin.end())
