@@ -136,6 +136,7 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.slow
 def test_a_full_disk_fails_a_step_that_needs_memory_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +222,7 @@ def test_a_page_that_cannot_be_read_again_is_an_error_not_a_signal(
     assert all(torch.equal(*both) for both in zip(kv.span(0, 0, 8 * B), expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [0, OSError(errno.EIO, os.strerror(errno.EIO))], ids=["short", "error"])
 def test_a_step_that_cannot_read_holds_no_page_once_it_has_failed(
     wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
