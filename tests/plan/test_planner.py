@@ -503,7 +503,7 @@ def test_unknown_activations_are_noted_in_the_plan() -> None:
 
 
 @pytest.mark.slow
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(STRATEGIES),
     st.lists(st.integers(0, 700_000), min_size=0, max_size=2),

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 @pytest.mark.slow
-@settings(max_examples=few(2))
+@settings(max_examples=few(1))
 @example(1, 6)  # a step whose pages are others than those that were read ahead for it
 @given(st.integers(0, 2**31), st.integers(5, 8))
 def test_texts_that_come_and_go_read_what_they_wrote_whatever_lies_on_disk(
