@@ -84,7 +84,7 @@ def answers(engine: Engine) -> list[Collector]:
 
 def asked(engine: Engine, *prompts: str) -> list[Collector]:
     """The answers of all of them, once they have ended."""
-    found = [ask(engine, prompt, max_tokens=3, ignore_eos=True, temperature=0.0) for prompt in prompts]
+    found = [ask(engine, prompt, max_tokens=5, ignore_eos=True, temperature=0.0) for prompt in prompts]
     for each in found:
         each.wait()
     return found
