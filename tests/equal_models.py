@@ -10,7 +10,13 @@ from torch import nn
 
 from bigmodel.dispatch.attach.dispatched import dispatched
 
-_OWN = ("transformers.models.", "transformers.integrations.", "transformers.activations", "torch.nn.modules.")
+_OWN = (
+    "transformers.models.",
+    "transformers.integrations.",
+    "transformers.activations",
+    "torch.nn.modules.",
+    "bigmodel.profile.model.stage",
+)
 _PLAIN = (int, float, str, bool, tuple, type(None), torch.dtype)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -52,7 +58,7 @@ def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def _is_as_made(module: nn.Module) -> bool:
     own = vars(module)
-    changed = "forward" in own or any(own.get(name) for name in _HOOKS)
+    changed = "forward" in own or any(own.get(name) for name in (*_HOOKS, "exchange"))
     return type(module).__module__.startswith(_OWN) and not changed
 
 
@@ -60,6 +66,7 @@ def _is_as_placed(module: nn.Module) -> bool:
     own = vars(module)
     added = [own.get("forward"), *(hook for name in _HOOKS for hook in own.get(name, {}).values())]
     changed = any(each is not None and not type(each).__module__.startswith("bigmodel.dispatch") for each in added)
+    changed = changed or own.get("exchange") is not None  # of a stage, with whatever it is connected to
     return type(module).__module__.startswith(_OWN) and not changed
 
 

@@ -32,6 +32,7 @@ def test_shards_keep_their_size_and_the_index_names_every_tensor(folder: Path) -
     assert index["metadata"]["total_size"] == Checkpoint.open(folder).total_bytes()
 
 
+@pytest.mark.slow
 def test_transformers_loads_every_weight(folder: Path) -> None:
     model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"]

@@ -127,6 +127,7 @@ def test_the_list_goes_on_when_one_fails_or_hangs(tmp_path: Path, monkeypatch: p
     assert [(limit["what"], limit["kept"]) for limit in kept(tmp_path)["limits"]] == [("overhead: ratio", False)]
 
 
+@pytest.mark.slow
 def test_what_too_little_time_is_left_for_runs_with_tiny_sizes_and_replaces_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_what_too_little_time_is_left_for_runs_with_tiny_sizes_and_replaces_no_r
     assert {path.name.partition("-")[0] for path in tmp_path.glob("*.json")} == {"gpu", "threads", "overlap", "load"}
 
 
+@pytest.mark.slow
 def test_nothing_is_begun_when_the_minutes_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processes = listed(tmp_path, monkeypatch, "--minutes", "0")
     assert not processes.commands

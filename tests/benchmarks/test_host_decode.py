@@ -30,6 +30,7 @@ def test_a_step_and_a_prompt_of_each_kind_of_weights_are_timed(
     assert any("pip install xllamacpp" in note for note in found["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [WHOLE, *TARGETS])
 def test_a_gguf_file_has_the_values_of_its_checkpoint(name: str, workdir: Path) -> None:
     folder = quantised("tiny-half", TARGETS, workdir)[name]

@@ -13,6 +13,7 @@ from bigmodel.benchmarks.resident import hooked_modules, sharing_twin
 from .answering import answer, limit, rows
 
 
+@pytest.mark.slow
 def test_nothing_is_left_on_a_resident_model(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["resident", "--steps", "1"], workdir, capsys)
     assert {row["variant"] for row in rows(found)} == {

@@ -112,6 +112,7 @@ def test_experts_are_quantised_and_routers_are_not(tmp_path: Path) -> None:
     from_pretrained(tmp_path / "out", device_map="cpu", context_length=16)(TOKENS)
 
 
+@pytest.mark.slow
 def test_gpt_oss_gets_its_own_form_of_mxfp4(tmp_path: Path) -> None:
     gpt_oss().to(torch.bfloat16).save_pretrained(tmp_path / "full")
     found = quantize_checkpoint(tmp_path / "full", tmp_path / "out", "mxfp4")

@@ -283,6 +283,7 @@ def test_a_repository_is_planned_without_downloading_its_weights(
     assert sent == 0, "the config says what the headers would"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

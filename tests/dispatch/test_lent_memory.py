@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -17,6 +17,7 @@ from bigmodel.dispatch import dispatch_model
 from bigmodel.plan import Plan, plan
 from bigmodel.plan.memory.assignment import Assignment, assemble
 from bigmodel.profile import Profile, profile_model
+from tests.examples import few
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -163,6 +164,7 @@ PLACES = st.tuples(st.sampled_from([0, 1, "cpu"]), st.sampled_from([0, 1]))
 
 
 @pytest.mark.slow
+@settings(max_examples=few(12))
 @given(programs(), st.lists(PLACES, min_size=4, max_size=4))
 def test_any_placement_has_the_bits_of_the_whole_model_and_the_planned_peaks(
     program: Program, places: list[tuple[int | str, int]]
@@ -172,6 +174,7 @@ def test_any_placement_has_the_bits_of_the_whole_model_and_the_planned_peaks(
 
 
 @pytest.mark.slow
+@settings(max_examples=few(12))
 @given(programs(), st.sampled_from([0.3, 0.5, 0.7]), st.sampled_from([0.2, 0.5, 0.8]))
 def test_plans_for_two_accelerators_and_the_host_have_the_planned_peaks(
     program: Program, less: float, less_of_second: float

@@ -48,6 +48,7 @@ def run(models: tuple[Layers, Layers, Layers], x: torch.Tensor) -> torch.Tensor:
         return decoder.decode(x)
 
 
+@pytest.mark.slow
 def test_models_of_a_pipeline_keep_to_their_shares_of_one_budget() -> None:
     expected = run(pipeline(), X)
     models = pipeline()

@@ -17,6 +17,7 @@ from bigmodel.devices import virtual
 from bigmodel.dispatch import dispatch_model, get_plan, undispatch
 from bigmodel.dispatch.streaming.streamer import Streamer
 from bigmodel.dispatch.weights.block import Block, HostTensor
+from tests.examples import few
 
 from .mixtures import mixtral, tokens
 from .models import ids, stack
@@ -29,7 +30,7 @@ LATEST: Schedule = None, True
 schedules = st.tuples(st.one_of(st.none(), st.integers(0, 2**16)), st.booleans())
 """Copies as late as they may be, or each late or early by a seed; and whether computation is late too."""
 
-many = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=few(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -155,6 +156,7 @@ def test_memory_that_a_prefetch_writes_to_is_not_given_to_others(options: dict[s
     assert virtual.races() == []
 
 
+@pytest.mark.slow
 def test_a_model_can_be_undispatched_while_a_prefetch_is_under_way() -> None:
     model, expected = stack(width=64), outputs(stack(width=64), [ids()])
     for device_map in ({"": "cpu"}, {"": 1, "blocks.1": "cpu"}, {"": "cpu", "head": 0}):

@@ -123,7 +123,7 @@ def equal(found: list[Any], wanted: list[torch.Tensor]) -> bool:
         (llama, False, last_scores),
         (mixtral, True, generated),
     ],
-    first=2,
+    first=1,
 )
 def test_calls_at_once_keep_to_a_budget_for_one(
     make: Callable[[], Any], offload_buffers: bool, call: Callable[..., Any]
@@ -139,7 +139,7 @@ def test_calls_at_once_keep_to_a_budget_for_one(
     assert max_memory_allocated(0) <= budget_of(plan)
 
 
-@pytest.mark.parametrize("call", [last_scores, generated])
+@alike("call", [last_scores, generated], first=1)
 def test_as_many_run_at_once_as_the_budget_has_room_for(call: Callable[..., Any]) -> None:
     model, inputs = llama(), prompts(CONTEXT - NEW)
     wanted = resident(model, call, inputs)

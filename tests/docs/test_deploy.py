@@ -41,6 +41,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_unit_hands_over_keys_that_only_root_can_read(tmp_path: Path) -> None:
     """A file of `bigmodel add-key` is its owner's alone, and the user that systemd makes is not its owner."""
     keys = tmp_path / "keys"

@@ -92,6 +92,7 @@ def test_a_model_that_does_not_fit_is_an_error_with_sufficient_budgets() -> None
     assert infer_auto_device_map(Flat(), {0: 50, "cpu": 80, "disk": 172})
 
 
+@pytest.mark.slow
 def test_at_least_as_many_bytes_are_resident_as_with_accelerate() -> None:
     from accelerate import infer_auto_device_map as reference
 

@@ -125,7 +125,7 @@ def test_blocks_are_computed_on_the_cpu_only_if_offload_allows_it() -> None:
 
 @pytest.mark.slow
 def test_throughput_includes_the_prompt() -> None:
-    of = profile(256)
+    of = llama_profile(256, new_tokens=2, **DEEP | {"num_hidden_layers": 3})
     budget = {0: of.weights // 2 + of.activations + sum(of.kv_cache), "cpu": "1GB"}
     found = {
         name: plan(of, budget, objective=name, offload="auto", machine=MACHINE) for name in ("latency", "throughput")
@@ -167,7 +167,7 @@ def test_a_model_of_unknown_inputs_is_planned_greedily_without_time() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=few(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(3), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 6_000_000),
     st.one_of(st.none(), st.integers(0, 6_000_000)),
@@ -503,7 +503,7 @@ def test_unknown_activations_are_noted_in_the_plan() -> None:
 
 
 @pytest.mark.slow
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(STRATEGIES),
     st.lists(st.integers(0, 700_000), min_size=0, max_size=2),
@@ -741,6 +741,7 @@ def test_an_engine_has_in_ram_what_a_step_writes_to() -> None:
         of_engine(sum(long_profile().kv_cache) // 4)  # less than pages of a step, and those that are written ahead
 
 
+@pytest.mark.slow
 def test_an_engines_pages_in_ram_are_no_more_than_they_are() -> None:
     found = of_engine(10**9)
     assert found.devices["cpu"].kv_cache == len(found.kv_on_host) * max(long_profile().kv_cache)

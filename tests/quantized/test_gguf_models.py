@@ -22,6 +22,7 @@ from .checkpoints import TOKENS
 from .gguf_files import FAMILIES, GEMMA2, GEMMA3, GPT_OSS, LLAMA, MIXTRAL, QWEN2, QWEN3, Family, gguf_file
 
 
+@pytest.mark.slow
 @alike("kind", ["Q4_0", "F16"], first=1)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.make.__name__)
 def test_a_model_computes_bit_for_bit_what_its_dequantised_self_does(family: Family, kind: str, tmp_path: Path) -> None:
@@ -33,6 +34,7 @@ def test_a_model_computes_bit_for_bit_what_its_dequantised_self_does(family: Fam
         assert torch.equal(model(TOKENS).logits, whole(TOKENS).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 def test_every_type_is_computed_with(kind: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
@@ -62,7 +64,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
         *((LLAMA, placement) for placement in PLACEMENTS),
         *((family, "streamed from disk") for family in some([GEMMA3, QWEN3], first=1)),
         *(pytest.param(MIXTRAL, each, marks=pytest.mark.slow) for each in some([*PLACEMENTS][1:], first=1)),
-        pytest.param(GPT_OSS, "streamed from disk", marks=pytest.mark.slow),
+        pytest.param(GPT_OSS, "streamed from disk", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
     ids=lambda each: each if isinstance(each, str) else each.make.__name__,
 )
@@ -131,6 +133,7 @@ def test_metadata_that_does_not_fit_is_one_clear_line(metadata: dict[str, Any], 
         from_pretrained(tmp_path / "m.gguf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [LLAMA, QWEN2, GEMMA2, GEMMA3], ids=lambda family: family.make.__name__)
 def test_transformers_reads_the_same_weights_from_a_file(family: Family, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="needs the package gguf")

@@ -17,6 +17,7 @@ from .checkpoints import LAYERS, TOKENS, deepseek_v3, gpt_oss, llama, mixtral, p
 from .twins import LINEAR, Twin, awq, bnb4, bnb8, fp8, gptq, mxfp4, nvfp4, packed, plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", LINEAR, ids=lambda twin: twin.name)
 def test_a_model_computes_bit_for_bit_what_its_dequantised_self_does_from_the_bytes_of_the_file(
     twin: Twin, tmp_path: Path

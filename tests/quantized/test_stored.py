@@ -43,6 +43,7 @@ def test_casting_a_model_casts_what_its_weights_are_restored_to(tmp_path: Path) 
         assert torch.equal(model(TOKENS).logits, whole(TOKENS).logits)
 
 
+@pytest.mark.slow
 def test_a_state_dict_has_published_names_and_loads_again(tmp_path: Path) -> None:
     published(tmp_path / "q", bnb4(nested=True))
     model, other = (from_pretrained(tmp_path / "q", device_map="cpu", context_length=16) for _ in range(2))

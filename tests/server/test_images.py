@@ -27,6 +27,7 @@ from bigmodel.server import EngineOptions, Settings, create_app
 from bigmodel.server.engine import Request, SamplingParams, build_engine
 from bigmodel.server.loading import load
 from bigmodel.server.text.images import MAX_PIXELS, ImageError, ImageSupport, decode, largest_prompt
+from tests.examples import alike
 from tests.server.live import serving
 from tests.server.tiny import Collector
 from tests.server.vision import generated, loaded_processor, picture, processor, tiny_llava
@@ -120,7 +121,7 @@ def test_images_of_several_messages_come_in_their_order(sees: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in ("gemma3", "idefics3")], ids=repr)
+@alike("kind", [kind for kind in KINDS if kind.name in ("gemma3", "idefics3")], first=1, ids=repr)
 def test_models_of_other_kinds_answer_as_by_transformers(kind: VisionKind, tmp_path: Path) -> None:
     processing = with_template(kind)
     model = built(kind, processing.tokenizer)

@@ -130,6 +130,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.slow
 def test_reasoning_text_and_calls_are_items(hermes: openai.OpenAI) -> None:
     answer = ask(hermes, tools=TOOLS, reasoning={"summary": "auto"})
     assert shown(answer) == WHOLE

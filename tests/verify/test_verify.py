@@ -16,6 +16,7 @@ from bigmodel.devices.caching import MemoryPeaks
 from bigmodel.plan import Plan
 from bigmodel.plan.result.plan import DevicePlan
 from bigmodel.verify.verify import Finding, peaks_of_accelerator
+from tests.examples import some
 from tests.preloaded import run
 from tests.shared import Once
 
@@ -53,7 +54,7 @@ folder = sys.argv[1]
 use_machine(nominal_machine(), f"{folder}/nominal")
 # As many tokens as the model allows: no context length is given.
 results = {"llama": from_command_line(f"{folder}/llama", "--max-memory", "0=900KB,cpu=1GB", "--tolerance", "1e9")}
-for budget in ("720KB", "1100KB"):
+for budget in sys.argv[2:]:
     options = ["--max-memory", f"0={budget},cpu=1GB", "--context", "16", "--batch-size", "2"]
     results[f"mixtral {budget}"] = from_command_line(f"{folder}/mixtral", *options)
 quantised = ["--max-memory", "0=200KB,cpu=1GB", "--context", "16"]
@@ -67,6 +68,9 @@ results["per pass"] = {
 }
 print(json.dumps(results))
 """
+
+BUDGETS = some(["720KB", "1100KB"], first=1)
+"""Of the mixture's accelerator."""
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +97,7 @@ def verified(folder: Path) -> dict[str, Any]:
     mixtral(num_hidden_layers=8).save_pretrained(folder / "mixtral")
     published(folder / "quantised", packed(), vocab_size=256)
     environment = {**os.environ, "BIGMODEL_VIRTUAL": "1", "OMP_NUM_THREADS": "1"}
-    done = run(["-c", SCRIPT, folder], environment, modules=["bigmodel.verify.verify"])
+    done = run(["-c", SCRIPT, folder, *BUDGETS], environment, modules=["bigmodel.verify.verify"])
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -115,7 +119,7 @@ def test_the_peak_of_the_accelerator_is_predicted_and_busy_machines_do_not_chang
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", ["720KB", "1100KB"])
+@pytest.mark.parametrize("budget", BUDGETS)
 def test_the_peak_of_a_streamed_mixture_is_predicted(results: dict[str, Any], budget: str) -> None:
     """Its first weights are on the host, where transformers decodes with another function than on an accelerator."""
     found = peak(results[f"mixtral {budget}"]["findings"])

@@ -46,6 +46,7 @@ def on_device(value: Any, dtype: torch.dtype) -> torch.Tensor:
     return value.to(DEVICE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", some(FORWARD, "vit", "clip", "wav2vec2"))
 def test_the_peak_of_a_forward_is_planned_to_the_byte(family: str) -> None:
     model = FORWARD[family]().eval()
@@ -84,7 +85,7 @@ def peak_of_generating(model: Any, new_tokens: int = NEW + 1, **inputs: torch.Te
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", some(GENERATING, "lfm2", "mamba"))
+@pytest.mark.parametrize("family", some(GENERATING, "lfm2"))
 def test_the_peak_of_generating_is_planned_to_the_byte(family: str) -> None:
     model = GENERATING[family]().eval()
     _, predicted = planned(model)

@@ -45,6 +45,7 @@ def test_a_failure_is_told_with_its_last_words() -> None:
         run_isolated(fail)
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_too_long_is_ended() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         run_isolated(wait_for_ever, timeout=0.1)

@@ -27,6 +27,7 @@ def test_ticks_that_round_the_wrong_way_count_as_nothing() -> None:
     assert neighbours_share(Usage(0.0, 0.0, 0.0), Usage(1.0, 0.5, 0.6)) == 0.0
 
 
+@pytest.mark.slow
 def test_own_time_grows_with_own_work_and_never_passes_everything() -> None:
     before = usage()
     deadline = time.process_time() + 0.1
@@ -37,6 +38,7 @@ def test_own_time_grows_with_own_work_and_never_passes_everything() -> None:
     assert after.everything > before.everything
 
 
+@pytest.mark.slow
 def test_a_child_at_work_is_no_neighbour() -> None:
     busy = "print(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as child:

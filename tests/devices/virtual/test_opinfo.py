@@ -7,7 +7,7 @@ import pytest
 from tests.devices.virtual import opinfo
 from tests.preloaded import run
 
-SAMPLE = list(range(7, 700, 58))
+SAMPLE = list(range(7, 700, 116))
 """Positions of operations in the database, which has about 700."""
 
 

@@ -26,7 +26,7 @@ from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan import Plan
 
 from ...accelerators import exact, held
-from ...examples import alike
+from ...examples import alike, few
 from ..guarded import guard
 
 pytestmark = [pytest.mark.usefixtures("every_accelerator"), exact]
@@ -143,6 +143,7 @@ def test_until_the_first_forward_all_is_streamed_through_one_slot() -> None:
     assert any("first forward" in note for note in plan.notes)
 
 
+@pytest.mark.slow
 def test_the_first_forward_corrects_the_plan_and_places_the_model(caplog: pytest.LogCaptureFixture) -> None:
     model = Growing().eval()
     odd, expected = inputs(), resident_run(model, inputs())
@@ -197,6 +198,7 @@ def test_inputs_on_the_host_are_moved_as_in_the_first_call_of_another_method(the
         assert getattr(model, then)(x).device == first.device == x.device
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_beside_the_activations_stays_streamed(needed: int) -> None:
     model, odd = Growing().eval(), inputs()
     expected = resident_run(model, odd)
@@ -210,6 +212,7 @@ def test_what_does_not_fit_beside_the_activations_stays_streamed(needed: int) ->
     assert torch.equal(run(model, odd), expected)
 
 
+@pytest.mark.slow
 def test_a_forward_that_cannot_keep_its_budget_says_by_how_much(needed: int) -> None:
     model = dispatch(Growing().eval(), needed // 2)
     with pytest.raises(BudgetError, match=r"passes the budget of device 0 by .* when 'blocks\.3\.2' had run"):
@@ -236,6 +239,7 @@ def test_after_an_exception_the_next_forward_is_the_first() -> None:
     assert not plan_of(model).guarded
 
 
+@pytest.mark.slow
 def test_threads_that_share_the_first_forward_wait_for_it() -> None:
     model, odd = Growing().eval(), inputs()
     expected = resident_run(model, odd)
@@ -354,6 +358,7 @@ def test_a_model_that_calls_itself_is_measured_once() -> None:
     assert not plan_of(model).guarded
 
 
+@pytest.mark.slow
 def test_with_gradients_the_weights_stay_and_the_plan_is_corrected(caplog: pytest.LogCaptureFixture) -> None:
     model, odd = Growing(), inputs()
     twin = copy.deepcopy(model).to(DEVICE)
@@ -370,6 +375,7 @@ def test_with_gradients_the_weights_stay_and_the_plan_is_corrected(caplog: pytes
     assert not plan_of(model).guarded
 
 
+@pytest.mark.slow
 def test_weights_that_an_optimizer_holds_stay_what_they_are() -> None:
     model, odd = dispatch(Growing(), "1MB"), inputs()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -421,6 +427,7 @@ def test_weights_that_were_built_in_memory_need_no_folder() -> None:
     assert not plan_of(model).streamed
 
 
+@pytest.mark.slow
 def test_weights_on_disk_are_streamed_and_become_resident(tmp_path: Path) -> None:
     model, odd = Growing().eval(), inputs()
     expected = resident_run(model, odd)
@@ -460,7 +467,7 @@ class ByValue(GPT2LMHeadModel):
 
 
 @pytest.mark.slow
-@alike(("budget", "host"), [("1MB", "1GB"), (150_000, 40_000), (150_000, "1GB")], first=2)
+@alike(("budget", "host"), [("1MB", "1GB"), (150_000, 40_000), (150_000, "1GB")], first=1)
 def test_a_checkpoint_is_loaded_guarded_and_generates(
     budget: int | str, host: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -484,7 +491,7 @@ def test_a_checkpoint_is_loaded_guarded_and_generates(
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=few(20))
 @given(
     widths=st.lists(st.integers(4, 40), min_size=1, max_size=6).map(tuple),
     growth=st.lists(st.integers(1, 4), min_size=6, max_size=6).map(tuple),

@@ -25,6 +25,7 @@ def test_on_one_device_nothing_is_brought_unless_it_is_asked_for() -> None:
     assert set(carried(stack(), {"": 0}, force_hooks=True).attachments) == {""}
 
 
+@pytest.mark.slow
 @exact
 def test_a_model_that_the_plan_leaves_to_the_host_brings_its_inputs_there() -> None:
     x = torch.arange(4)

@@ -191,6 +191,7 @@ def test_what_blocks_write_into_their_arguments_reaches_later_blocks_and_the_cal
             assert torch.equal(found.cpu(), expected.cpu())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
 @two
 def test_gradients_flow_through_what_resident_blocks_write() -> None:

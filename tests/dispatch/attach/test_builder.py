@@ -109,6 +109,7 @@ def test_impossible_maps_are_refused_with_the_model_as_it_was(
     assert all(one is other for one, other in zip(model.parameters(), before))
 
 
+@pytest.mark.slow
 def test_the_model_computes_the_same_with_its_weights_on_disk(tmp_path: Path) -> None:
     plain, model = llama(), disk_offload(llama(), tmp_path, "cpu")
     tokens = torch.arange(10)[None]

@@ -86,6 +86,7 @@ def test_weights_of_a_checkpoint_that_is_gone_are_copied_to_memory(tmp_path: Pat
     assert all(torch.equal(one, other) for one, other in zip(copied.parameters(), model.parameters()))
 
 
+@pytest.mark.slow
 def test_weights_in_an_offload_folder_are_written_once_more(tmp_path: Path) -> None:
     model = dispatch_model(stack(), {"": "disk"}, main_device=at(0), offload_dir=tmp_path)
     expected = outputs(model)

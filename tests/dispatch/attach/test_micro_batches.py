@@ -69,7 +69,7 @@ def test_each_row_has_the_bits_of_its_micro_batch_alone(size: int) -> None:
 @alike(
     ("devices", "seed"),
     [((0, 1, 0, 1), None), ((0, 1, 2, 3), 1), ((1, 1, 0, 0), None)],
-    first=2,
+    first=1,
     ids=lambda each: {None: "late", 1: "at random"}.get(each) or str(each),
 )
 def test_however_late_work_is_done(devices: tuple[int, ...], seed: int | None) -> None:
@@ -216,6 +216,7 @@ def test_threads_share_the_stages() -> None:
         assert torch.equal(each, parts_alone(2, batch, use_cache=False))
 
 
+@pytest.mark.slow
 def test_undispatched_it_is_the_plain_model() -> None:
     model = in_stages(2)
     undispatch(model, "virtual:0")
@@ -223,6 +224,7 @@ def test_undispatched_it_is_the_plain_model() -> None:
         assert torch.equal(model(ids()).logits.cpu(), parts_alone(ROWS, ids()))
 
 
+@pytest.mark.slow
 def test_a_size_contradicts_the_plan_of_another() -> None:
     made = get_plan(in_stages(2))
     assert made is not None

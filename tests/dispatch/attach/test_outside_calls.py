@@ -127,6 +127,7 @@ class CallsPart(nn.Module):
         return x + self.blocks[-1].down(self.blocks[-1].up(x))
 
 
+@pytest.mark.slow
 @exact
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_weights_of_a_part_that_the_model_calls_are_planned(place: str, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def distance(output: torch.Tensor, exact: torch.Tensor) -> float:
     return float((output.detach() - exact).norm() / exact.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", ["cpu", "disk"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_are_near_those_of_exact_weights(kind: str, home: str, tmp_path: Path) -> None:
@@ -111,6 +112,7 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     assert dispatched.head.weight is dispatched.embed.weight
 
 
+@pytest.mark.slow
 def test_weights_written_to_or_replaced_are_quantised_anew(tmp_path: Path) -> None:
     exact = stack(**SIZES)
     dispatched = model("int8", "cpu", tmp_path)
@@ -140,6 +142,7 @@ def test_a_checkpoint_is_quantised_as_it_is_loaded(tmp_path: Path) -> None:
         assert quantization_errors(loaded)
 
 
+@pytest.mark.slow
 def test_casting_on_the_way_restores_into_the_dtype_that_is_computed_in(tmp_path: Path) -> None:
     save_model(stack(**SIZES), tmp_path)
     loaded = load_checkpoint_and_dispatch(
@@ -159,6 +162,7 @@ def test_whole_models_can_be_offloaded_so(tmp_path: Path) -> None:
     assert distance(from_memory(ids()), exact) < BOUND["int8"]
 
 
+@pytest.mark.slow
 def test_buffers_keep_what_a_forward_writes(tmp_path: Path) -> None:
     dispatched = dispatch_model(
         stack(**SIZES).train(), {"": "cpu"}, main_device=at(0), offload_buffers=True, offload_dtype="int8"

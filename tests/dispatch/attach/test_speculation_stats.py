@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bigmodel import dispatch_model, make_plan
 from tests.server.tiny import tiny_model
 
 
+@pytest.mark.slow
 def test_the_counters_have_the_plans_figures() -> None:
     model = tiny_model()
     made = make_plan(model, {"cpu": "1GB"}, context_length=16, draft_tokens=3)

@@ -100,6 +100,7 @@ def test_without_room_for_hot_experts_each_token_fetches_just_what_it_chose() ->
     assert stats(model)["bytes_fetched"] == sum(len(experts) for experts in chosen) * EXPERT_BYTES
 
 
+@pytest.mark.slow
 def test_the_cache_holds_its_budget_and_the_rest_of_the_layer_streams_beside_it() -> None:
     model = offloaded(mixtral, expert_cache=4 * EXPERT_BYTES)
     logits(model, tokens())
@@ -116,6 +117,7 @@ def test_by_default_experts_take_no_more_than_streaming_their_layers_would() -> 
     assert stats(model)["cache_bytes"] == 2 * 8 * EXPERT_BYTES
 
 
+@pytest.mark.slow
 def test_experts_alone_can_be_offloaded() -> None:
     device_map = {"": 0, **{f"model.layers.{n}.mlp.experts": "cpu" for n in range(LAYERS)}}
     model = dispatch_model(mixtral(), device_map, expert_cache=6 * EXPERT_BYTES)
@@ -124,6 +126,7 @@ def test_experts_alone_can_be_offloaded() -> None:
     assert set(model.dispatch_stats()) == {"experts"}
 
 
+@pytest.mark.slow
 @two
 def test_experts_run_where_their_layer_lives_each_device_with_a_cache_of_its_own() -> None:
     layers = {f"model.layers.{n}": n for n in range(LAYERS)}
@@ -226,6 +229,7 @@ def test_undispatch_gives_the_plain_model_back() -> None:
     assert torch.equal(logits(model, tokens()), logits(mixtral(), tokens()))
 
 
+@pytest.mark.slow
 def test_a_registered_experts_function_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
@@ -249,6 +253,7 @@ def test_more_slots_than_one_call_can_take_are_used_in_groups(monkeypatch: pytes
             assert torch.equal(logits(model, tokens(9)), logits(resident(build), tokens(9).to(at(0))))
 
 
+@pytest.mark.slow
 def test_a_long_prompt_fetches_the_next_layer_ahead() -> None:
     model = offloaded(mixtral)
     long = torch.arange(64).view(1, 64)

@@ -88,6 +88,7 @@ def test_hits_are_at_least_those_of_least_recently_used_and_at_most_those_of_for
     assert 0.99 * hits_of_lru(visits, room) <= hits <= hits_of_foresight(visits, room)
 
 
+@pytest.mark.slow
 def test_where_a_round_uses_more_than_there_is_room_for_the_least_recently_used_never_hits_and_this_does() -> None:
     visits = trace(skew=1.2, repeats=0.5)
     assert hits_of_lru(visits, room=16) == 0

@@ -90,10 +90,11 @@ def test_any_division_and_any_schedule_gives_the_same_bits(
     virtual.enable(count=2, strict=True, seed=seed, late_compute=True)
     expected = resident(mixtral, implementation)
     model = divided(mixtral, split, implementation, slots)
-    for count in (1, 3, 1, 8):
+    for count in (1, 3, 1):
         assert torch.equal(logits(model, tokens(count)), logits(expected, tokens(count).to(DEVICE)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm"])
 def test_half_of_the_missing_experts_are_computed_on_the_host_where_both_take_as_long(implementation: str) -> None:
     model = divided(mixtral, HALVES, implementation)
@@ -184,6 +185,7 @@ def test_threads_share_the_cache() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_an_error_on_the_host_leaves_nothing_held() -> None:
     model = divided(mixtral, HALVES)
     expected = logits(model, tokens(1))

@@ -52,6 +52,7 @@ def test_experts_on_disk_are_views_of_the_checkpoint(build: Callable[[], nn.Modu
     assert {file.name: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_only_the_chosen_experts_are_read(folder: Path) -> None:
     model = from_pretrained(folder, {"": 0, "model.layers": "disk"}, expert_cache=1 << 30)
     with torch.no_grad():
@@ -78,6 +79,7 @@ def test_the_same_through_load_checkpoint_and_dispatch(folder: Path) -> None:
     assert torch.equal(logits(model), mixtral().to("virtual:0")(tokens().to("virtual:0")).logits.cpu())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules")
 def test_the_dispatched_model_saves_as_the_checkpoint_was(folder: Path, tmp_path: Path) -> None:
     model = from_pretrained(folder, {"": "disk"})
@@ -87,6 +89,7 @@ def test_the_dispatched_model_saves_as_the_checkpoint_was(folder: Path, tmp_path
     assert all(torch.equal(saved[key], original[key]) for key in original)
 
 
+@pytest.mark.slow
 def test_save_model_writes_the_fused_tensors(folder: Path, tmp_path: Path) -> None:
     model = from_pretrained(folder, {"": 0, "model.layers": "disk"})
     save_model(model, tmp_path / "saved")

@@ -206,6 +206,7 @@ def wanted(model: nn.Module) -> list[nn.Parameter]:
     return [model.blocks[1].up.weight, model.embed.weight, model.blocks[0].down.bias]
 
 
+@pytest.mark.slow
 def test_gradients_may_be_asked_for_by_name() -> None:
     found = []
     for model in (stack().train().to(at(0)), dispatch_model(stack().train(), {"": "cpu"}, main_device=at(0))):
@@ -428,7 +429,7 @@ def test_threads_may_compute_gradients_at_once() -> None:
     wrong: list[object] = []
 
     def train(number: int) -> None:
-        for _ in range(10):
+        for _ in range(5):
             found = torch.autograd.grad(streamed(inputs[number]).square().sum(), weights)
             wrong.extend(number for a, b in zip(found, expected[number]) if not torch.equal(a, b.cpu()))
 
@@ -705,6 +706,7 @@ def borrowing() -> nn.Sequential:
     return nn.Sequential(first, Borrowing(first.own), nn.Linear(4, 4), Borrowing(first.own))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_a_weight_of_another_block_gets_its_gradient(where: str, tmp_path: Path) -> None:
     resident, model, x = borrowing().to(at(0)), borrowing(), torch.randn(3, 4)

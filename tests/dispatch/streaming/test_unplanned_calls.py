@@ -120,6 +120,7 @@ def test_calls_like_one_that_fitted_are_measured_no_more(plan: Plan) -> None:
     assert calls.size_of((TOKENS.repeat(2, 1),), {}) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 @torch.no_grad()
 def test_labels_among_sample_inputs_plan_the_loss_beside_generation() -> None:

@@ -323,6 +323,7 @@ def test_arrays_that_are_kept_are_written_to_between_any_two_forwards(kept: Any,
                 parameter.mul_(2)
 
 
+@pytest.mark.slow
 def test_forwards_and_backwards_wait_for_no_copies_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[None] = []
     monkeypatch.setattr("bigmodel.dispatch.weights.outside_use.wait_for_copies", lambda: waits.append(None))

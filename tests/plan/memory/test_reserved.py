@@ -144,6 +144,7 @@ def test_a_cache_that_grows_leaves_segments_behind_unless_it_is_limited() -> Non
 changes = st.lists(st.tuples(st.integers(1, 12 * MiB), st.booleans()), max_size=60)
 
 
+@pytest.mark.slow
 @given(changes)
 @settings(max_examples=25)
 def test_a_replay_reserves_what_the_virtual_accelerators_allocator_does(drawn: list[tuple[int, bool]]) -> None:

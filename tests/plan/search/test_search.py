@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigmodel.plan.result.budgets import is_accelerator
@@ -15,6 +15,7 @@ from bigmodel.plan.search.filling import Option, options_of, place_greedily
 from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 from bigmodel.plan.search.search import search
 from bigmodel.plan.time.cost import Visit, seconds_of_pass
+from tests.examples import few
 
 from .groups import group, placement_of
 
@@ -129,6 +130,7 @@ def test_blocks_are_computed_on_the_cpu_if_that_is_faster_than_fetching_them() -
 
 
 @pytest.mark.slow
+@settings(max_examples=few(12))
 @given(st.lists(st.tuples(sizes, times, times, times), min_size=13, max_size=24), st.integers(10, 150))
 def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
     parts: list[tuple[int, float, float, float]], budget: int

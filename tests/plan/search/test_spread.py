@@ -138,6 +138,7 @@ def test_a_plan_streams_over_two_links_where_that_is_faster() -> None:
     assert Plan.from_json(found.to_json()) == found
 
 
+@pytest.mark.slow
 def test_the_prediction_counts_what_memory_saves_over_the_same_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little it is; what one link more must save to be worth its hops is another question."""
     of = deep()
@@ -173,7 +174,7 @@ def test_a_table_shows_the_devices_of_a_run_together() -> None:
     st.sampled_from(["latency", "throughput"]),
 )
 @example(rates=[1e9, 1e7], shares=[0.0764, 0.7831], objective="latency")  # where the tries did not reach the last part
-@settings(max_examples=few(6))
+@settings(max_examples=few(4))
 def test_spread_plans_keep_every_budget_and_are_never_slower(
     rates: list[float], shares: list[float], objective: str
 ) -> None:

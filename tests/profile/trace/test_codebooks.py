@@ -13,14 +13,18 @@ from ...examples import alike
 pytestmark = [pytest.mark.usefixtures("accelerators"), pytest.mark.slow]
 
 
-PLACEMENTS = ("two accelerators", "auto")
+PLACEMENTS = ("auto", "two accelerators")
 
 
-@alike("name", ["musicgen", "musicgen_melody"], first=1)
-def test_their_generation_is_planned_from_the_text_to_the_sound(name: str) -> None:
+@alike(
+    ("name", "placements"),
+    [("musicgen", PLACEMENTS[:1]), ("musicgen", PLACEMENTS), ("musicgen_melody", PLACEMENTS)],
+    first=1,
+)
+def test_their_generation_is_planned_from_the_text_to_the_sound(name: str, placements: tuple[str, ...]) -> None:
     """One profile and one generation that is not dispatched, for all placements."""
     subject = Subject(tiny(name, architectures()[name], DTYPES["float32"]))
     assert [phase.name for phase in subject.profile.phases] == ["prefill", "decode"]
     assert subject.profile.unknown == ""
-    problems = {placement: subject.examine(placement).problems for placement in PLACEMENTS}
+    problems = {placement: subject.examine(placement).problems for placement in placements}
     assert not any(problems.values()), problems

@@ -23,6 +23,7 @@ from bigmodel.quantized.formats import restoring
 from bigmodel.quantized.formats.compressed_tensors import ScaledIntegers
 from bigmodel.quantized.formats.format import WeightFormat
 from bigmodel.quantized.formats.fp8 import Fp8
+from tests.examples import few
 
 aten = torch.ops.aten
 
@@ -131,7 +132,7 @@ OPERATIONS: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     inference=st.booleans(),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=few(60), deadline=None)
 def test_results_are_the_derived_ones_the_first_time_and_later(
     operation: Any, rows: int, columns: int, dtype: torch.dtype, inference: bool
 ) -> None:
@@ -333,6 +334,7 @@ class Padded(nn.Module):
         return self.encoder(x, src_key_padding_mask=padding)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 def test_the_plan_of_pytorchs_encoder_holds_for_padded_batches() -> None:
     model, x, padding = Padded().eval(), torch.randn(3, 9, 16), torch.zeros(3, 9, dtype=torch.bool)

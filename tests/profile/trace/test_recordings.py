@@ -14,10 +14,13 @@ from ..models import tiny_llama
 DEPTHS = (5, 7)
 
 
-def profiles(dtype: str | None = None, **config: Any) -> list[Profile]:
+def profile_of(layers: int, dtype: str | None = None, **config: Any) -> Profile:
+    return profile_model(tiny_llama(num_hidden_layers=layers, **config), context_length=12, new_tokens=4, dtype=dtype)
+
+
+def profiles() -> list[Profile]:
     """Profiles of models that differ in their depth alone."""
-    shape: Any = {"context_length": 12, "new_tokens": 4, "dtype": dtype}
-    return [profile_model(tiny_llama(num_hidden_layers=layers, **config), **shape) for layers in DEPTHS]
+    return [profile_of(layers) for layers in DEPTHS]
 
 
 @pytest.mark.slow
@@ -41,9 +44,13 @@ def test_shared_recordings_give_the_profiles_that_each_model_has_alone(monkeypat
 
 @pytest.mark.slow
 def test_models_that_differ_in_more_share_nothing() -> None:
-    expected = [*profiles(), *profiles("bfloat16"), *profiles(hidden_size=32)]
+    def different() -> list[Profile]:
+        short, long = DEPTHS
+        return [profile_of(short), profile_of(long, "bfloat16"), profile_of(short, hidden_size=32)]
+
+    expected = different()
     with sharing_recordings():
-        assert [*profiles(), *profiles("bfloat16"), *profiles(hidden_size=32)] == expected
+        assert different() == expected
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ def test_a_decoder_below_its_head_does_not_generate() -> None:
     assert phases(on_meta(t.GPT2Model, t.GPT2Config(n_embd=32, n_layer=1, n_head=2))) == [("forward", 8)]
 
 
+@pytest.mark.slow
 def test_a_decoder_without_a_cache_and_an_encoder_of_texts_see_the_whole_context_at_once() -> None:
     assert phases(tiny_llama(), cache=None) == phases(bert()) == [("forward", 8)]
 

@@ -38,6 +38,7 @@ def ids() -> torch.Tensor:
     return torch.zeros(2, 3, dtype=torch.long, device=device())
 
 
+@pytest.mark.slow
 def test_weights_are_on_the_host_and_results_on_the_device(mode: FakeTensorMode) -> None:
     model = fake(mode)
     slots = hold_on_host(model, ["blocks.1", "embed"], device())
@@ -49,6 +50,7 @@ def test_weights_are_on_the_host_and_results_on_the_device(mode: FakeTensorMode)
     assert sum(slot.nbytes for slot in slots) == sum(p.nbytes for p in Stack().blocks[1].parameters())
 
 
+@pytest.mark.slow
 def test_gradients_are_on_the_device_of_their_weights(mode: FakeTensorMode) -> None:
     model = fake(mode)
     hold_on_host(model, ["blocks.0", "blocks.1", "embed"], device())

@@ -200,6 +200,7 @@ def test_an_adapter_of_another_model_is_refused(module: str, low_rank: LowRank, 
     assert not any(each._forward_hooks for each in model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_logits_are_bitwise_those_of_pefts_model(dtype: torch.dtype, stored: torch.dtype, tmp_path: Path) -> None:

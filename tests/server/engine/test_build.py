@@ -17,6 +17,7 @@ from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
 from bigmodel.server.engine.build import context_length, end_tokens
 from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.loading import PlannedModel, load
+from tests.examples import alike
 from tests.server.tiny import ask, fresh_tokenizer, tiny_engine, tiny_model, tiny_tokenizer
 
 PER_TOKEN = 2 * 2 * 2 * 16 * 4  # keys and values, layers, heads, dimensions, bytes
@@ -115,7 +116,7 @@ def test_a_long_prompt_keeps_to_a_budget_that_holds_it_in_chunks_only(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [1, 8])
+@alike("heads", [8, 1], first=1)
 def test_the_longest_text_keeps_to_a_budget_that_leaves_nothing(tmp_path: Path, accelerators: None, heads: int) -> None:
     """Of keys and values there is memory for two texts of the planned length, and so for one that is twice as long."""
     tiny_model(num_attention_heads=8, num_key_value_heads=heads).save_pretrained(tmp_path)

@@ -54,6 +54,7 @@ def test_without_requests_there_is_nothing_to_compute() -> None:
     assert idle.steps == 0
 
 
+@pytest.mark.slow
 def test_more_requests_than_slots_get_the_tokens_that_they_get_alone() -> None:
     shared = core()
     asked = [put(shared, prompt, max_tokens=4, temperature=0) for prompt in ("the cat", "in the", "then")]

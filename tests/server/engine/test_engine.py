@@ -375,6 +375,7 @@ def test_one_request_whose_token_cannot_be_chosen_does_not_harm_others(engine: E
     assert engine.core.scheduler.pool.used == len(engine.core.scheduler.prefix) * B
 
 
+@pytest.mark.slow
 def test_a_model_computed_one_by_one_is_served_too() -> None:
     torch.manual_seed(0)
     config = transformers.BloomConfig(vocab_size=261, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def loaded(folder: Path, share: float) -> Loaded:
     return load(str(folder), device_map=planned(folder, int(whole.devices[0].total * share)), **SHAPES)
 
 
+@cache
 def planned(folder: Path, budget: int) -> Plan:
     return PlannedModel(str(folder), SHAPES).plan({0: budget, "cpu": 1 << 30})
 

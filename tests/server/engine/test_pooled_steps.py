@@ -123,6 +123,7 @@ def encoder_core(model: Any, **options: Any) -> EngineCore:
     return build_engine(model, pair_tokenizer(), options=EngineOptions(**options)).core
 
 
+@pytest.mark.slow
 def test_encoders_compute_whole_texts() -> None:
     made = encoder_core(encoder())
     assert not made.generates

@@ -95,6 +95,7 @@ def test_an_endless_header_is_refused(impatient: str) -> None:
         assert answer == b"" or b" 400 " in answer
 
 
+@pytest.mark.slow
 def test_idle_and_slow_connections_do_not_affect_others(url: str) -> None:
     with ExitStack() as stack:
         for number in range(200):
@@ -221,6 +222,7 @@ def rest(client: socket.socket) -> bytes:
     return found
 
 
+@pytest.mark.slow
 def test_streams_that_are_not_read_are_cut_and_hold_nothing(unpatient: None) -> None:
     app = tiny_app()
     fields = {"prompt": [1, 2, 3], "max_tokens": 1000, "ignore_eos": True, "stream": True, "logprobs": 5, "n": 4}

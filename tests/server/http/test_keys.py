@@ -135,6 +135,7 @@ def test_a_key_is_found_by_its_name() -> None:
     assert ring.named("secret") is None
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 50)), min_size=1, max_size=40), st.integers(1, 100))
 def test_no_more_than_two_minutes_worth_is_let_in_within_one(steps: list[tuple[float, int]], limit: int) -> None:
     """At most a full bucket and what flows back."""

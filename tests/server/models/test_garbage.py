@@ -1,67 +1,77 @@
-"""What there is once the first model is loaded is exempt from collections, and found where it is unloaded."""
+"""What there is once the first model is loaded is exempt from collections, and found where it is unloaded.
+
+A program of its own tells: to look at all objects takes seconds in a process that has collected all tests.
+"""
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Iterator
+import json
+from functools import cache
 
 import pytest
 
-from bigmodel.server.models.garbage import _Exemptions, collect, exemptions, keep_what_is_loaded
+from tests.preloaded import run
 
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import gc, json, weakref
+from bigmodel.server.models.garbage import collect, exemptions, keep_what_is_loaded
 
 class Node:
-    """Refers to itself: only a collection of garbage frees it."""
+    def __init__(self):
+        self.own = self  # only a collection of garbage frees it
 
-    def __init__(self) -> None:
-        self.own = self
+def is_looked_at(value):
+    return any(each is value for each in gc.get_objects())
+
+found = {}
+gc.unfreeze()
+made, node, loaded = exemptions(), Node(), [[] for _ in range(10_000)]
+first = weakref.ref(node)
+keep_what_is_loaded()
+exempt, later = gc.get_freeze_count(), []
+found["exempt, of those that were loaded"] = exempt >= len(loaded) and not is_looked_at(loaded)
+keep_what_is_loaded()  # as each load calls it
+found["looked at, of those that came later"] = is_looked_at(later)
+del node
+after, lone = exemptions(), weakref.ref(Node())
+collect(after)  # as for a model that was loaded later
+found["freed by a short collection"] = [first() is None, lone() is None]
+collect(made)
+found["freed by a collection of all"] = first() is None
+found["exempt again"] = gc.get_freeze_count() > exempt // 4  # what was garbage before was exempt, too
+found["counted"] = exemptions() > after  # what was there meanwhile is exempt now, too
+node = Node()
+unknown = weakref.ref(node)
+gc.freeze()
+del node
+gc.collect()
+found["freed though exempt"] = [unknown() is None]
+collect()
+found["freed though exempt"].append(unknown() is None)
+print(json.dumps(found))
+"""
 
 
-@pytest.fixture(autouse=True)
-def _new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_Exemptions, "count", 0)
-    frozen = gc.get_freeze_count()
-    yield
-    if not frozen:
-        gc.unfreeze()
+@cache
+def found() -> dict[str, object]:
+    done = run(["-c", PROGRAM], check=True)
+    answers: dict[str, object] = json.loads(done.stdout)
+    return answers
 
 
-@pytest.mark.slow
 def test_collections_do_not_look_at_what_was_loaded_first() -> None:
-    loaded: list[object] = [[] for _ in range(10_000)]
-    frozen = gc.get_freeze_count()
-    keep_what_is_loaded()
-    assert gc.get_freeze_count() >= frozen + len(loaded)
-    assert not any(each is loaded for each in gc.get_objects())
-    later: list[object] = []
-    keep_what_is_loaded()  # as each load calls it
-    assert any(each is later for each in gc.get_objects())
+    assert found()["exempt, of those that were loaded"]
+    assert found()["looked at, of those that came later"]
 
 
-@pytest.mark.slow
 def test_what_was_exempted_is_found_where_it_is_looked_for_and_the_rest_is_exempt_again() -> None:
-    made = exemptions()
-    node = Node()
-    first = weakref.ref(node)
-    keep_what_is_loaded()
-    del node
-    exempt = gc.get_freeze_count()
-    later, found = exemptions(), weakref.ref(Node())
-    collect(later)  # as for a model that was loaded later
-    assert first() is not None
-    assert found() is None
-    collect(made)
-    assert first() is None
-    assert gc.get_freeze_count() > exempt // 4  # garbage of other tests was exempt, too
-    assert exemptions() > later  # what was there meanwhile is exempt now, too
+    assert found()["freed by a short collection"] == [False, True]
+    assert found()["freed by a collection of all"]
+    assert found()["exempt again"]
+    assert found()["counted"]
 
 
-@pytest.mark.slow
 def test_all_objects_are_looked_at_where_it_is_not_known_when_they_were_made() -> None:
-    found = weakref.ref(Node())
-    gc.freeze()
-    gc.collect()
-    assert found() is not None
-    collect()
-    assert found() is None
+    assert found()["freed though exempt"] == [False, True]

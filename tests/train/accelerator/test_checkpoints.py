@@ -68,12 +68,13 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "workers" else ()) for name in OPTIONS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long] * (name == "workers")) for name in OPTIONS]
 )
 def test_a_run_is_resumed_in_the_middle_of_an_epoch(tmp_path: Path, name: str) -> None:
     interrupted(tmp_path / "state", 4, *OPTIONS[name])
 
 
+@pytest.mark.slow
 def test_a_stateful_loader_needs_no_skipping(tmp_path: Path) -> None:
     pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
     interrupted(tmp_path, 4, {"dataloader_config": DataLoaderConfiguration(use_stateful_dataloader=True)}, {})

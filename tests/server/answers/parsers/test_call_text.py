@@ -80,6 +80,7 @@ def test_a_call_that_cannot_be_made_does_not_begin(tools: str) -> None:
         assert read(form(tools, streams=True), text) == read(form(tools), text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", BEGUN)
 def test_a_head_that_breaks_off_or_is_malformed_is_text(tools: str) -> None:
     head = BEGUN[tools]

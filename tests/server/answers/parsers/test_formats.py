@@ -179,6 +179,7 @@ FORMATS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(FORMATS, TEXTS, st.lists(st.integers(1, 12), max_size=60))
 def test_a_stream_gives_what_the_whole_answer_gives(how: AnswerFormat, text: str, sizes: list[int]) -> None:
     pieces, at = [], 0

@@ -26,6 +26,7 @@ def test_the_last_tag_may_be_missing() -> None:
     assert read(form("hermes"), ONE.removesuffix("</tool_call>")) == Answer(calls=[PARIS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", ["<tool_call>", "<tool_call>\n<tool_call>", "\n<tool_call>\n<tool_call>\n"])
 def test_the_first_tag_may_stand_where_the_last_should_or_twice(again: str) -> None:
     for call in (ONE, '<tool_call>{"arguments": {"city": "Paris, \\"FR\\"", "days": 3}, "name": "get_weather"}'):

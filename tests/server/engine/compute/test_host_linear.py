@@ -125,6 +125,7 @@ def test_rows_have_the_same_bits_in_any_company_and_at_any_address() -> None:
             assert torch.equal(onednn_linear(x[:count], elsewhere), whole[:count]), count
 
 
+@pytest.mark.slow
 @needs_onednn
 def test_row_counts_are_padded_to_a_few_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each of them it keeps a program in memory: any number, as prompts have, would add up to gigabytes."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bigmodel.server.engine.compute.attention import Span
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
+from tests.examples import few
 
 from .pages import DIM, HEADS, LAYERS, B, on_disk, on_host, step
 
@@ -19,7 +20,7 @@ LENGTHS = st.integers(1, 2 * B) | st.sampled_from([B - 2, B, 2 * B - 2])
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=few(6), deadline=None)
 @given(
     st.lists(st.tuples(LENGTHS, st.integers(1, 5)), min_size=1, max_size=3),
     st.integers(1, 3),

@@ -59,6 +59,7 @@ def test_the_first_layer_of_the_next_step_is_fetched_while_the_last_one_is_compu
     assert (stats.hits - before[1], stats.misses - before[2]) == (LAYERS, 0)
 
 
+@pytest.mark.slow
 def test_what_was_fetched_for_another_step_is_not_read() -> None:
     """The next step is not of the texts that were expected, or pages have other contents meanwhile."""
     read = []

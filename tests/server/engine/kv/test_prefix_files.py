@@ -23,6 +23,7 @@ from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
 from bigmodel.server.engine.kv.prefix import PrefixCache
 from bigmodel.server.engine.kv.prefix_files import BlockFile, HostBlock, PrefixFiles
+from tests.examples import few
 from tests.preloaded import Program
 
 B = PROMPT_BLOCK
@@ -95,7 +96,7 @@ def test_a_block_is_written_where_it_belongs() -> None:
 
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 3), min_size=2 * B, max_size=3 * B), st.integers(0, 3 * B - 1), st.integers(4, 9))
-@settings(max_examples=30)
+@settings(max_examples=few(15))
 def test_names_change_from_the_first_other_token_on(prompt: list[int], place: int, other: int) -> None:
     files = PrefixFiles.__new__(PrefixFiles)  # names need no folder
     files._folder = Path("identity")
@@ -353,6 +354,7 @@ def test_whatever_fails_in_writing_one_block_the_next_is_written(
     assert files.accepts
 
 
+@pytest.mark.slow
 def test_two_processes_keep_to_the_bytes_of_a_folder_together(tmp_path: Path) -> None:
     write(PrefixFiles(tmp_path / "one", MANY, "a model"), [1] * B, [1])
     size = sum(path.stat().st_size for path in paths(tmp_path / "one"))

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 @pytest.mark.slow
-@settings(max_examples=few(2))
+@settings(max_examples=few(1))
 @example(1, 6)  # a step whose pages are others than those that were read ahead for it
 @given(st.integers(0, 2**31), st.integers(5, 8))
 def test_texts_that_come_and_go_read_what_they_wrote_whatever_lies_on_disk(
@@ -136,6 +136,7 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.slow
 def test_a_full_disk_fails_a_step_that_needs_memory_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +222,7 @@ def test_a_page_that_cannot_be_read_again_is_an_error_not_a_signal(
     assert all(torch.equal(*both) for both in zip(kv.span(0, 0, 8 * B), expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [0, OSError(errno.EIO, os.strerror(errno.EIO))], ids=["short", "error"])
 def test_a_step_that_cannot_read_holds_no_page_once_it_has_failed(
     wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

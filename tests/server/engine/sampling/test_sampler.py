@@ -18,6 +18,7 @@ from bigmodel.server.engine.sampling.sampler import NotNumbersError, Sampler, ch
 from bigmodel.server.engine.scheduling.request import Delta, Observer, Request, Sequence, SequencePhase
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 from bigmodel.server.text.codec import TextCodec
+from tests.examples import few
 from tests.server import oracle
 from tests.server.tiny import make_request, tiny_tokenizer
 
@@ -60,7 +61,7 @@ finite = st.floats(-20, 20, allow_nan=False, width=32)
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=few(100), deadline=None)
 @given(
     logits=st.lists(finite, min_size=8, max_size=40, unique=True),
     output=st.lists(st.integers(0, 7), max_size=6),
