@@ -84,8 +84,11 @@ class ExpertForward:
         if fits and self.cache.slots <= MOST_GROUPS:
 
             def compute(slots: list[int]) -> torch.Tensor:
+                index = _renumbered(numbers, chosen, slots)
+                start = _start_of_group(index)
+                index = (index - start).to(hidden.device)  # before fetches are queued, which it would wait for
                 self._prefetch_next_layer(chosen)
-                return self._compute(module, hidden, _renumbered(numbers, chosen, slots), weights)
+                return self._compute(module, hidden, index, start, weights)
 
             return self.cache.visit(Chosen(self.layer, chosen), compute)
         return self._compute_chunked(module, chosen, hidden, numbers, weights)
@@ -153,27 +156,28 @@ class ExpertForward:
         coming = [*chunks[1:], *(following or [])]
 
         def compute(number: int, held: list[int]) -> None:
-            self.cache.fetch_ahead(self.layer, coming[number] if number < len(coming) else [])
+            device = products.hidden.device
+            groups = []
             for part, slots in _by_group(chunks[number], held):
                 rows = products.at_least_two(products.rows_of(part))
                 index = _renumbered(products.numbers[rows], part, slots).unsqueeze(1)
-                rows = rows.to(products.hidden.device)
+                start = _start_of_group(index)
+                groups.append((rows.to(device), (index - start).to(device), start))
+            # The transfers above would wait for fetches that are queued before them.
+            self.cache.fetch_ahead(self.layer, coming[number] if number < len(coming) else [])
+            for rows, index, start in groups:
                 tokens = products.hidden[rows // products.per_token]
-                products.add(rows, self._compute(module, tokens, index, None))
+                products.add(rows, self._compute(module, tokens, index, start, tokens.new_ones(index.shape)))
 
         for number, experts in enumerate(chunks):
             self.cache.visit(Chosen(self.layer, experts, soon=soon), partial(compute, number))
 
     def _compute(
-        self, module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor | None
+        self, module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, start: int, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Call the experts function on slots of one group; without `weights`, all weights are 1."""
-        if weights is None:
-            weights = hidden.new_ones(index.shape)
-        start = int(index.min()) // MOST_GROUPS * MOST_GROUPS if index.numel() else 0
+        """Call the experts function on the slots of one group, from slot `start` on; `index` counts from there."""
         end = min(start + MOST_GROUPS, self.cache.slots)
         tensors = {name: rows[start:end] for name, rows in self.cache.rows.items()}
-        index = (index - start).to(hidden.device)
         output: torch.Tensor = stand_in(module, num_experts=end - start, **tensors)(hidden, index, weights)
         return output
 
@@ -205,6 +209,11 @@ def _renumbered(numbers: torch.Tensor, experts: list[int], slots: list[int]) -> 
     slot_of = numbers.new_zeros(max(experts, default=0) + 1)
     slot_of[experts] = numbers.new_tensor(slots)
     return slot_of[numbers]
+
+
+def _start_of_group(slots: torch.Tensor) -> int:
+    """Return the first slot of the group in which all of `slots` are."""
+    return int(slots.min()) // MOST_GROUPS * MOST_GROUPS if slots.numel() else 0
 
 
 def _by_group(experts: list[int], slots: list[int]) -> Iterator[tuple[list[int], list[int]]]:

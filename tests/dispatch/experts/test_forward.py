@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from bigmodel.devices import memory_allocated, virtual
 from bigmodel.dispatch import dispatch_model, undispatch
+from bigmodel.dispatch.experts.cache import ExpertCache
 from bigmodel.limits import MOST_GROUPS
 from tests.preloaded import run
 
@@ -262,6 +265,51 @@ def test_a_long_prompt_fetches_the_next_layer_ahead() -> None:
     assert all(len(experts) == 8 for experts in chosen_by(mixtral(), long))
     assert counters["misses"] == 8
     assert counters["hits"] == 8 * (LAYERS - 1)
+
+
+class Transfers(TorchDispatchMode):
+    """Appends to `events` each copy of the calling thread from the host to an accelerator."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.events = events
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        source = args[1] if function is torch.ops.aten.copy_.default else args[0] if args else None
+        are_tensors = isinstance(source, torch.Tensor) and isinstance(output, torch.Tensor)
+        if are_tensors and source.device.type == "cpu" != output.device.type:
+            self.events.append("transfer")
+        return output
+
+
+@pytest.mark.parametrize("slots", [16, 3])
+def test_what_a_call_needs_on_the_device_is_copied_before_experts_are_fetched_ahead(
+    monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    """A small copy waits on the link for whatever is queued before it."""
+    events: list[str] = []
+
+    def call(module: nn.Module, *args: torch.Tensor) -> torch.Tensor:
+        events.append("call")
+        return ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, *args)
+
+    fetch_ahead = ExpertCache.fetch_ahead
+
+    def ahead(cache: ExpertCache, layer: Any, experts: Sequence[int]) -> None:
+        events.extend(["ahead"] * bool(experts))
+        fetch_ahead(cache, layer, experts)
+
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "noted", call)
+    monkeypatch.setattr(ExpertCache, "fetch_ahead", ahead)
+    model = offloaded(mixtral, "noted", expert_cache=slots * EXPERT_BYTES)
+    inputs = torch.arange(64).view(1, 64).to(at(0))
+    with Transfers(events):
+        logits(model, inputs)
+    assert "transfer" in events
+    begun = [number for number, event in enumerate(events) if event == "ahead"]
+    assert len(begun) >= LAYERS - 1
+    assert all("transfer" not in events[number : events.index("call", number)] for number in begun)
 
 
 @pytest.mark.slow
