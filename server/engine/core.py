@@ -35,6 +35,9 @@ from bigmodel.server.text.codec import Detokenizer, StopChecker, TextCodec
 
 logger = logging.getLogger(__name__)
 
+LATE_SECONDS = 0.01
+"""How long a step waits for masks of grammars where there is nothing to compute: requests come meanwhile."""
+
 
 class OutputStream:
     """The text of one sequence as it grows: tokens are decoded, stop strings end it, deltas carry it away.
@@ -53,8 +56,16 @@ class OutputStream:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
-    def take(self, token_id: int, logprob: TokenLogprob | None) -> Delta | None:
-        """Add a token (already in ``sequence.output``); a delta if there is text to send or the sequence ends."""
+    @property
+    def at_limit(self) -> bool:
+        """Whether the sequence is as long as it may be."""
+        return len(self._sequence.output) >= self._limit
+
+    def take(self, token_id: int, logprob: TokenLogprob | None, *, at_limit: bool = True) -> Delta | None:
+        """Add a token (already in ``sequence.output``); a delta if there is text to send or the sequence ends.
+
+        With ``at_limit`` False its length does not end it.
+        """
         if token_id in self._ends:
             return self.finish("stop")
         self._tokens.append(token_id)
@@ -66,7 +77,7 @@ class OutputStream:
         grammar = self._sequence.grammar_state
         if grammar is not None and grammar.complete:
             return self.finish("stop", text)
-        if len(self._sequence.output) >= self._limit:
+        if at_limit and self.at_limit:
             return self.finish("length", text)
         return self._delta(text, None) if text else None
 
@@ -165,10 +176,15 @@ class EngineCore:
     # --- a step -----------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Launch a step or land one; return False if there was nothing to compute.
+        """Launch a step or land one; return False if there was nothing to do.
 
         The oldest one lands, and its tokens are sampled, once as many are in flight as may be: at once, if that is one.
+        Where only masks of grammars are awaited, it waits a moment for them.
         """
+        finished = self._sampler.finish_late()
+        for sequence in finished:
+            self.scheduler.landed(sequence)
+        self._hold_late()
         steps = 1 if self.in_flight is None else self.in_flight.steps(self.scheduler.tokens_at_hand)
         launched = self._launch(steps) if len(self._launched) < steps else None
         if launched is not None:
@@ -178,16 +194,24 @@ class EngineCore:
         if self._launched:
             self._land(self._launched.popleft())
             return True
+        if self._sampler.late:
+            self._sampler.wait_for_late(LATE_SECONDS)
+            return True
         if self.requests:
             raise RuntimeError(f"{len(self.requests)} requests wait and none can be scheduled")
-        return False
+        return bool(finished)
+
+    def _hold_late(self) -> None:
+        """Keep sequences whose masks have not come out of further steps."""
+        for scheduled, _ in self._sampler.late:
+            scheduled.sequence.in_flight = True
 
     def _launch(self, steps: int) -> LaunchedStep | None:
         """Launch the next step, of so many in flight at most; None if nothing more can be computed now."""
         if not self._weights_are_whole():
             return None
         self._propose()
-        batch = self._schedule(steps)
+        batch = self._begun(steps)
         if not batch:
             return None
         launched = LaunchedStep(batch, time.monotonic())
@@ -205,6 +229,22 @@ class EngineCore:
                 self.scheduler.landed(scheduled.sequence)
             raise
         return launched
+
+    def _begun(self, steps: int) -> list[ScheduledTokens]:
+        """The tokens of the next step; the masks that the next ones are sampled with are computed beside it."""
+        while batch := self._schedule(steps):
+            for scheduled in batch:
+                state = scheduled.sequence.grammar_state
+                try:
+                    if state is not None:
+                        state.begin()
+                        state.propose(scheduled.draft)
+                except Exception as error:
+                    self._fail_step(scheduled.sequence.request, error)
+            begun = [scheduled for scheduled in batch if scheduled.sequence.phase is SequencePhase.RUNNING]
+            if begun:
+                return begun
+        return []
 
     def _weights_are_whole(self) -> bool:
         """Whether no file of weights was cut short. If one was, all requests fail; later ones may find it mended."""
@@ -234,6 +274,7 @@ class EngineCore:
                 self._fail_step(sequence.request, error)
         assert launched.arriving is not None
         self._sampler.finish(launched.arriving)
+        self._hold_late()
         self.scheduler.prefix.write()
         self.steps += 1
         self._observer.step(time.monotonic() - launched.begun, len(launched.batch))
@@ -352,7 +393,7 @@ class EngineCore:
             delta = replace(delta, prompt_logprobs=tuple(sequence.prompt_logprobs))
         request.sink.put(delta)
         if delta.finish_reason is not None:
-            self.scheduler.finish(sequence)
+            self._end(sequence)
             if request.finished:
                 self._complete(request)
 
@@ -382,9 +423,14 @@ class EngineCore:
             return
         for sequence in request.sequences:
             if sequence.phase is not SequencePhase.FINISHED:
-                self.scheduler.finish(sequence)
+                self._end(sequence)
         self._observer.finished(request, kind, time.monotonic() - request.arrived)
         self._send_failure(request, Failed(kind, message))
+
+    def _end(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        if sequence.grammar_state is not None:
+            sequence.grammar_state.close()
 
     def _send_failure(self, request: Request, failed: Failed) -> None:
         try:
@@ -414,6 +460,8 @@ class EngineCore:
                 logger.exception("a step of %d sequences failed as the engine was closed", len(launched.batch))
             for scheduled in launched.batch:
                 self.scheduler.landed(scheduled.sequence)
+        for sequence in self._sampler.finish_late():
+            self.scheduler.landed(sequence)
 
     def expire(self, now: float) -> None:
         """Fail the requests whose deadline has passed."""
@@ -450,4 +498,4 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """Whether all requests are finished, and all steps have landed."""
-        return not (self.requests or self._launched)
+        return not (self.requests or self._launched or self._sampler.late)

@@ -16,6 +16,7 @@ import re
 import socket
 import uuid
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
@@ -64,6 +65,10 @@ CONNECTIONS = 2048
 
 CONNECTIONS_OF_AN_ADDRESS = 1024
 """Connections open at once from the same address; those that come through a proxy are all from one."""
+
+LINGER_SECONDS, LINGER_BYTES = 2.0, 16 << 20
+"""How long, and how many bytes of, the rest of a body that was refused is read and dropped before its connection is
+closed. Closing with bytes unread resets it, and many a client then sees the reset and not the answer."""
 
 EVENTS_AT_ONCE = 16
 """Parts of requests that are parsed for a connection before others have their turn: headers, and chunks of a body. A
@@ -142,6 +147,47 @@ class _PacedFlow(FlowControl):
             super().resume_reading()
 
 
+class _LingeringTransport:
+    """A transport that ``close`` closes for writing only while its client sends the rest of a body: see
+    `LINGER_SECONDS`. What comes then is for `dropped`."""
+
+    def __init__(self, transport: asyncio.Transport, sends: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._sends = sends
+        self._left = LINGER_BYTES
+        self._end: asyncio.TimerHandle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    @property
+    def lingers(self) -> bool:
+        """Whether it is closed for writing only."""
+        return self._end is not None
+
+    def is_closing(self) -> bool:
+        return self.lingers or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing() or not self._sends() or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._end = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.close)
+        self._transport.write_eof()
+        self._transport.resume_reading()
+
+    def dropped(self, nbytes: int) -> None:
+        """Note bytes that came and are dropped."""
+        self._left -= nbytes
+        if self._left < 0:
+            self._transport.close()
+
+    def stop(self) -> None:
+        """Forget the connection: it is lost."""
+        if self._end is not None:
+            self._end.cancel()
+
+
 class BoundedProtocol(H11Protocol):
     """HTTP/1.1 of uvicorn, with deadlines for headers, bodies and readers, and a bound on the number of connections.
     However small the chunks of a body are, other connections have their turns between a few of them."""
@@ -165,6 +211,8 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for headers; close the connection if there are too many."""
+        self._lingering = _LingeringTransport(transport, self._awaits_body)
+        transport = cast(asyncio.Transport, self._lingering)
         super().connection_made(transport)
         self.flow = _PacedFlow(transport)
         if len(self.connections) > CONNECTIONS or self._same_address() > CONNECTIONS_OF_AN_ADDRESS:
@@ -218,14 +266,21 @@ class BoundedProtocol(H11Protocol):
         others = (other.client for other in self.connections if isinstance(other, BoundedProtocol))
         return sum(client is not None and client[0] == self.client[0] for client in others)
 
+    def _awaits_body(self) -> bool:
+        return self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
+
     def data_received(self, data: bytes) -> None:
         """Take bytes, and begin to wait for the next part of the request."""
+        if self._lingering.lingers:
+            self._lingering.dropped(len(data))
+            return
         super().data_received(data)
         self._received += len(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
+        self._lingering.stop()
         self._stop_watching()
         self._stop_watching_reader()
         super().connection_lost(exc)
@@ -459,6 +514,12 @@ def client_of(scope: Scope) -> str:
         return str(scope[KEY])
     address = scope.get("client")
     return str(address[0]) if address else ""
+
+
+def in_whose_name(scope: Scope) -> str:
+    """Return the client in whose turns the engine computes a request; empty for those of batches without a key, which
+    come after all clients."""
+    return "" if LATER in scope and KEY not in scope else client_of(scope)
 
 
 class Shares:

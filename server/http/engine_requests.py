@@ -18,7 +18,7 @@ from bigmodel.server.engine.sampling.reasoning_budget import ReasoningBudget
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
 from bigmodel.server.http.bodies import Sampling
 from bigmodel.server.http.chat_bodies import ChatBody
-from bigmodel.server.http.client_limits import KEY, LATER, REQUEST_ID
+from bigmodel.server.http.client_limits import LATER, REQUEST_ID, in_whose_name
 from bigmodel.server.http.errors import APIError, bad_value
 from bigmodel.server.http.parsing import ANY_SIZE, OffLoop, in_thread, in_turn, turn
 from bigmodel.server.http.state import state_of
@@ -45,7 +45,7 @@ def make_request(
     media: Mapping[str, torch.Tensor] | None = None,
     adapter: str = "",
 ) -> Request:
-    """An engine request with its deadline, in the name of the client's key."""
+    """An engine request with its deadline, in the name of the client's key or address."""
     limits = [t for t in (body.timeout, state_of(http).settings.request_timeout) if t is not None]
     deadline = time.monotonic() + min(limits) if limits else None
     made = Request(
@@ -55,7 +55,7 @@ def make_request(
         sink,
         n=body.n or 1,
         deadline=deadline,
-        client=http.scope.get(KEY, ""),
+        client=in_whose_name(http.scope),
         priority=body.priority + http.scope.get(LATER, 0),
         media=media,
         adapter=adapter,

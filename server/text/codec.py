@@ -84,6 +84,12 @@ class TextCodec:
     def encode(self, text: str, *, add_special_tokens: bool = True, longest: int | None = None) -> list[int]:
         """Return the tokens of a text.
 
+        A call takes no longer for a client that has left meanwhile than for one that waits: at most the time for the
+        longest text that is tokenised, whose tokens fit the context or are a few more. It cannot be cut into pieces
+        between which one would look: only of some tokenizers are the tokens of the pieces those of the text. Unigram
+        models choose the likeliest tokens of all of it, BPE without a split before it merges across white space, and
+        normalisers put a prefix before each text and compose characters across a cut.
+
         Raises:
             TooManyTokensError: they are more than `longest`. A far longer text is not tokenised to its end.
         """

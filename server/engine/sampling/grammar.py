@@ -1,6 +1,6 @@
 """Constrained decoding: outputs that match a JSON schema, by masking tokens that cannot lead to a match.
 
-xgrammar compiles the grammars, in a worker process, and matches them in the engine (``pip install bigmodel[json]``).
+xgrammar compiles the grammars in a worker process, and others match answers with them (``pip install bigmodel[json]``).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
-
-import torch
 
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.sampling.expressions import Expression, schemas_in, written_size
+from bigmodel.server.engine.sampling.grammar_matching import MatchedSequence
 from bigmodel.server.engine.sampling.grammar_worker import CompileError, GrammarWorker, WorkerEndedError
 from bigmodel.server.engine.sampling.kept import Kept
 
@@ -64,18 +64,16 @@ class GrammarCompiler:
         import xgrammar
 
         stops = sorted(stop_ids)
-        self._info = xgrammar.TokenizerInfo.from_huggingface(
+        info = xgrammar.TokenizerInfo.from_huggingface(
             tokenizer, vocab_size=vocabulary_size, stop_token_ids=stops or None
         )
-        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         self._vocabulary_size = vocabulary_size
-        self._stops = tuple(stops)
-        self._worker = GrammarWorker(self._info.serialize_json(), bool(stops))
-        self._kept = Kept[tuple[Grammar, int] | str](_ONCE_BYTES, _AGAIN_BYTES, grammar_size)
+        self._worker = GrammarWorker(info.serialize_json(), stops)
+        self._kept = Kept[Grammar | str](_ONCE_BYTES, _AGAIN_BYTES, grammar_size)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the compiled grammars that are kept."""
+        """Bytes of the grammars that are kept."""
         return self._kept.nbytes
 
     def compile(self, expression: Expression) -> Grammar:
@@ -86,10 +84,16 @@ class GrammarCompiler:
         Raises:
             GrammarError: a schema cannot be enforced, or the grammar takes too much to compile.
         """
-        return self.kept(expression) or _usable(self._compiled(json.dumps(expression)))
+        found = self.kept(expression)
+        if found is None:
+            found = self._known(expression)
+            if found is not None:
+                self._start()
+        return found or _usable(self._compiled(json.dumps(expression)))
 
     def kept(self, expression: Expression) -> Grammar | None:
-        """Return the grammar of an answer if it is kept, None if it would have to be compiled. Takes little time.
+        """Return the grammar of an answer if it is kept; None if it would have to be compiled, or the process that
+        starts those that match answers is gone. Takes little time.
 
         Raises:
             GrammarError: as for :meth:`compile`, where that is known.
@@ -104,25 +108,29 @@ class GrammarCompiler:
         _refuse_too_large(schemas)
         for schema in schemas:
             _refuse_unenforced(schema, "schema")
+        found = self._known(expression)
+        return found if self._worker.runs else None
+
+    def _known(self, expression: Expression) -> Grammar | None:
         known = self._kept.get(json.dumps(expression))
         return None if known is None else _usable(known)
+
+    def _start(self) -> None:
+        try:
+            self._worker.start()
+        except CompileError as error:
+            raise GrammarError(f"the schema cannot be enforced: {error}") from error
 
     def close(self) -> None:
         """End the worker process."""
         self._worker.close()
 
-    def _compiled(self, text: str) -> tuple[Grammar, int] | str:
+    def _compiled(self, text: str) -> Grammar | str:
         """Compile an expression and keep the grammar, or what is wrong with it."""
-        import xgrammar
-
-        found: tuple[Grammar, int] | str
+        found: Grammar | str
         try:
             ready = self._worker.compile(text)
-            if ready.serialised:
-                compiled = xgrammar.CompiledGrammar.deserialize_json(ready.text, self._info)
-            else:
-                compiled = self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(ready.text))
-            found = Grammar(compiled, self._vocabulary_size, self._stops), compiled.memory_size_bytes
+            found = Grammar(ready.text.encode(), ready.serialised, self._worker, self._vocabulary_size)
         except WorkerEndedError as error:
             return str(error)
         except CompileError as error:
@@ -131,74 +139,35 @@ class GrammarCompiler:
         return found
 
 
-def _usable(found: tuple[Grammar, int] | str) -> Grammar:
+def _usable(found: Grammar | str) -> Grammar:
     if isinstance(found, str):
         raise GrammarError(f"the schema cannot be enforced: {found}")
-    return found[0]
+    return found
 
 
-def grammar_size(kept: tuple[Grammar, int] | str) -> int:
-    return len(kept) if isinstance(kept, str) else kept[1]
+def grammar_size(kept: Grammar | str) -> int:
+    return len(kept if isinstance(kept, str) else kept.text)
 
 
 class Grammar:
-    """A compiled grammar, shared by the sequences of a request."""
+    """A grammar that was compiled, shared by the sequences of a request.
 
-    def __init__(self, compiled: Any, vocabulary_size: int, stop_ids: tuple[int, ...]) -> None:
-        self._compiled = compiled
+    Args:
+        text: it, as xgrammar serialises it, or its own text.
+        serialised: which of both it is.
+        worker: starts the processes that match answers with it.
+        vocabulary_size: width of the model's logits.
+    """
+
+    def __init__(self, text: bytes, serialised: bool, worker: GrammarWorker, vocabulary_size: int) -> None:
+        self.text = text
+        self.serialised = serialised
+        self._worker = worker
         self._vocabulary_size = vocabulary_size
-        self._stop_ids = stop_ids
 
-    def state(self) -> GrammarState:
+    def state(self) -> MatchedSequence:
         """A new state, for one sequence."""
-        return GrammarState(self._compiled, self._vocabulary_size, self._stop_ids)
-
-
-class GrammarState:
-    """The position of one sequence in its grammar."""
-
-    def __init__(self, compiled: Any, vocabulary_size: int, stop_ids: tuple[int, ...]) -> None:
-        import xgrammar
-
-        self._xgrammar = xgrammar
-        self._matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=not stop_ids)
-        self._bitmask = xgrammar.allocate_token_bitmask(1, vocabulary_size)
-        self._stops = torch.zeros_like(self._bitmask)
-        for token in stop_ids:
-            self._stops[0, token // 32] |= _bit(token % 32)
-
-    @property
-    def complete(self) -> bool:
-        """Whether the output is complete and nothing can follow."""
-        if self._matcher.is_terminated():
-            return True
-        if not self._matcher.is_completed():
-            return False
-        # A number may continue after it is valid: complete is only what end tokens alone can follow.
-        self._matcher.fill_next_token_bitmask(self._bitmask)
-        return not bool((self._bitmask & ~self._stops).any())
-
-    @property
-    def can_continue(self) -> bool:
-        """Whether any token can come next."""
-        self._matcher.fill_next_token_bitmask(self._bitmask)
-        return bool(self._bitmask.any())
-
-    def mask(self, scores: torch.Tensor) -> None:
-        """Set the scores [vocabulary] of tokens that cannot come next to minus infinity, in place.
-
-        Raises :class:`GrammarError` when none can.
-        """
-        if not self.can_continue:
-            raise GrammarError(
-                "no token can go on with the answer's format; does a token that ends a text belong to it?"
-            )
-        self._xgrammar.apply_token_bitmask_inplace(scores[None], self._bitmask.to(scores.device))
-
-    def advance(self, token_id: int) -> None:
-        """Account for a chosen token."""
-        if not self._matcher.accept_token(token_id):
-            raise RuntimeError(f"token {token_id} does not fit the grammar")
+        return MatchedSequence(partial(self._worker.match, self.text, self.serialised), self._vocabulary_size)
 
 
 def _refuse_too_large(schemas: list[Any]) -> None:
@@ -248,8 +217,3 @@ def _refuse_unenforced(schema: Any, place: str) -> None:
                 _refuse_unenforced(inner, f"{place}.{key}.{name}")
         elif key not in ("enum", "const", "default", "examples", "required"):
             _refuse_unenforced(part, f"{place}.{key}")
-
-
-def _bit(position: int) -> int:
-    """Bit ``position`` of a signed 32-bit word."""
-    return 1 << position if position < 31 else -(1 << 31)

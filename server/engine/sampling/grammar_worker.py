@@ -6,7 +6,8 @@ the libraries are imported once, whatever becomes of the children.
 
 Server and worker exchange JSON texts over a socket, the worker's standard input. The first one describes the tokenizer;
 then the expression of each answer is answered by a grammar or by an error. The worker ends, and its child with it, when
-the socket is closed.
+the socket is closed. Another process is forked from it at its start, for those that match answers with the grammars:
+see :mod:`bigmodel.server.engine.sampling.grammar_matching`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
-from socket import socketpair
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from bigmodel.errors import ServeError
+from bigmodel.server.engine.sampling.grammar_matching import GONE, MatchError, fork_matchers, start_matching
 from bigmodel.server.engine.sampling.grammar_text import grammar_text
 
 START_SECONDS = 60.0
@@ -60,18 +63,19 @@ GRAMMAR_BYTES = 8 << 20
 """Largest compiled grammar that is accepted, in memory and as it is sent."""
 
 SHORT_SECONDS = 0.5
-"""Processor time of a grammar that the server compiles itself from its text, once that has succeeded here.
+"""Processor time of a grammar that is compiled again from its text where it is used, once that has succeeded here.
 
 xgrammar serialises all edges of a grammar once for each of its rules: that of 80 functions takes 30 ms and 1.2 MB to
 compile, and 69 MB as text.
 """
 
 MASK_SECONDS = 0.05
-"""Limit of processor time for the mask of one token: the engine's other sequences wait for it."""
+"""Limit of processor time for the mask of one token of a possible answer that is tried."""
 
 WALK_SECONDS = 0.3
 """Time for which masks of a possible answer are tried after compiling."""
 
+_TOO_LARGE = f"compiling it takes more than {MEMORY_BYTES >> 20} MiB of memory; describe less of the answer"
 _NOT_WITHIN = f"it is not compiled within {WAIT_SECONDS:g} seconds; describe less of the answer"
 
 
@@ -96,15 +100,44 @@ class GrammarWorker:
 
     Args:
         tokenizer_info: xgrammar's description of the tokenizer, serialised.
-        has_stops: whether the model has tokens that end a text.
+        stop_ids: tokens that end a text.
         seconds: how long the processor may work on a schema.
     """
 
-    def __init__(self, tokenizer_info: str, has_stops: bool, seconds: float = COMPILE_SECONDS) -> None:
-        self._hello = json.dumps({"tokenizer": tokenizer_info, "has_stops": has_stops, "seconds": seconds})
+    def __init__(self, tokenizer_info: str, stop_ids: Sequence[int], seconds: float = COMPILE_SECONDS) -> None:
+        self._hello = json.dumps({"tokenizer": tokenizer_info, "stops": list(stop_ids), "seconds": seconds})
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        self._matching: socket.socket | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process runs, and the one that was forked from it. Takes little time."""
+        process, matching = self._process, self._matching
+        return process is not None and process.poll() is None and matching is not None and not _closed(matching)
+
+    def start(self) -> None:
+        """Start the process, unless it runs. Takes seconds.
+
+        Raises:
+            CompileError: it does not start.
+        """
+        with self._lock:
+            if not self.runs:
+                self._end()
+                self._running()
+
+    def match(self, text: bytes, serialised: bool) -> socket.socket:
+        """Have a process forked that matches the answer of a sequence; see `start_matching`. Takes little time.
+
+        Raises:
+            MatchError: the worker was ended, or it has too much to do.
+        """
+        matching = self._matching
+        if matching is None:
+            raise MatchError(GONE)
+        return start_matching(matching, text, serialised)
 
     def compile(self, expression: str) -> CompiledText:
         """Return the grammar of an answer: compiled and serialised, or its text where compiling it takes little.
@@ -130,24 +163,29 @@ class GrammarWorker:
 
     def _running(self) -> Connection:
         if self._pipe is None:
-            ours, theirs = socketpair()
-            with theirs:
+            ours, stdin = socket.socketpair()
+            with stdin:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", __name__],
-                    stdin=theirs.fileno(),
+                    stdin=stdin.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
             self._pipe = Connection(ours.detach())
-            started = self._ask(self._pipe, self._hello, START_SECONDS)
+            matching, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                started = self._ask(self._pipe, self._hello, START_SECONDS, theirs)
+            self._matching = matching
             if "error" in started:
                 self._end()
                 raise CompileError(f"the grammar worker does not start: {started['error']}")
         return self._pipe
 
-    def _ask(self, pipe: Connection, text: str, seconds: float) -> dict[str, Any]:
+    def _ask(self, pipe: Connection, text: str, seconds: float, given: socket.socket | None = None) -> dict[str, Any]:
         try:
             pipe.send_bytes(text.encode())
+            if given is not None:
+                send_handle(pipe, given.fileno(), None)
             if not pipe.poll(seconds):
                 self._end()
                 raise CompileError(_NOT_WITHIN)
@@ -169,7 +207,19 @@ class GrammarWorker:
                     os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.kill()
                 self._process.wait()
-        self._pipe = self._process = None
+        if self._matching is not None:
+            self._matching.close()
+        self._pipe = self._process = self._matching = None
+
+
+def _closed(connection: socket.socket) -> bool:
+    """Whether the other end is closed; nothing ever comes from it."""
+    try:
+        return not connection.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _work(pipe: Connection) -> None:
@@ -186,6 +236,12 @@ def _work(pipe: Connection) -> None:
         torch.set_num_threads(1)
         info = xgrammar.TokenizerInfo.deserialize_json(hello["tokenizer"])
         compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        stops = tuple(hello["stops"])
+        with socket.socket(fileno=recv_handle(pipe)) as control:
+            if not os.fork():
+                pipe.close()
+                fork_matchers(control, xgrammar, compiler, info, stops)
+                os._exit(0)
     except Exception as error:
         pipe.send_bytes(_error(f"{type(error).__name__}: {error}"))
         return
@@ -193,7 +249,7 @@ def _work(pipe: Connection) -> None:
     os.nice(NICE - os.nice(0))  # running requests come first; the first schema waits for the imports
     while True:
         expression = pipe.recv_bytes().decode()
-        compiled = partial(_compiled, xgrammar, compiler, expression, info.vocab_size, hello["has_stops"])
+        compiled = partial(_compiled, xgrammar, compiler, expression, info.vocab_size, bool(stops))
         pipe.send_bytes(_in_child(pipe, compiled, hello["seconds"]))
 
 
@@ -238,7 +294,7 @@ def _in_child(pipe: Connection, function: Callable[[], bytes], seconds: float) -
         return _error(_NOT_WITHIN)
     if answer is None:
         late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
-        what = "time" if late else "memory or stack"
+        what = "time" if late else f"memory or stack (more than {MEMORY_BYTES >> 20} or {STACK_BYTES >> 20} MiB)"
         return _error(f"compiling it takes too much {what}; describe less of the answer")
     return answer
 
@@ -278,9 +334,9 @@ def _compiled(xgrammar: Any, compiler: Any, expression: str, vocabulary_size: in
         if size > GRAMMAR_BYTES:
             raise ValueError(f"it compiles to {size} bytes, more than {GRAMMAR_BYTES}")
     except MemoryError:
-        return _error("compiling it takes too much memory; describe less of the answer")
-    except (RuntimeError, ValueError) as error:
-        return _error(_last_line(error))
+        return _error(_TOO_LARGE)
+    except Exception as error:  # whatever the library throws
+        return _error(_TOO_LARGE if "bad_alloc" in str(error) else _last_line(error))
     return json.dumps({"grammar": grammar, "serialised": not short}).encode()
 
 
@@ -321,7 +377,7 @@ def _address_space() -> int:
 
 def _last_line(error: Exception) -> str:
     """Return xgrammar's message without its source location."""
-    text = str(error).strip().splitlines()[-1]
+    text = (str(error).strip().splitlines() or [type(error).__name__])[-1]
     return text.split(": ", 1)[-1] if text.startswith("[") else text
 
 

@@ -20,6 +20,7 @@ import torch
 from bigmodel.devices import HOST
 from bigmodel.devices.streams import Event, compute_mark, has_streams
 from bigmodel.errors import ServeError
+from bigmodel.server.engine.sampling.grammar_matching import wait_for
 from bigmodel.server.engine.scheduling.request import Delta, Observer, Request, Sequence, SequencePhase, TokenLogprob
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 
@@ -27,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 _FEW = 256  # tokens among which top_p usually ends
 _COLDEST = 1e-30  # lowest temperature: only the likeliest token is left; below, the division may overflow
+
+
+MASKS_SECONDS = 0.02
+"""How long a step waits for masks of grammars, for all its sequences together."""
 
 
 class NotNumbersError(ServeError):
@@ -75,6 +80,9 @@ class Sampler:
         self, observer: Observer, send: Callable[[Sequence, Delta], None], fail: Callable[[Request, str], None]
     ) -> None:
         self.counts = TokenCounts()
+        self.late: list[tuple[ScheduledTokens, torch.Tensor | None]] = []
+        """What is sampled once the mask of its grammar has come, with its logits; without any, only whether it is
+        complete is asked."""
         self._observer = observer
         self._send = send
         self._fail = fail
@@ -106,17 +114,41 @@ class Sampler:
     def finish(self, arriving: Arriving) -> None:
         """Sample the next tokens, once there is what they are sampled from."""
         batch, known = self._arrived(arriving)
+        until = time.monotonic() + MASKS_SECONDS
         for scheduled, rows in batch:
-            request = scheduled.sequence.request
-            if scheduled.sequence.phase is not SequencePhase.RUNNING:
+            sequence = scheduled.sequence
+            if sequence.phase is not SequencePhase.RUNNING:
                 continue  # another sequence of the request failed in this step
-            try:
-                self._sample_one(scheduled, rows, known.get(scheduled.sequence.order))
-            except ServeError as error:
-                self._fail(request, str(error))
-            except Exception as error:
-                logger.exception("request %s failed while its token was sampled", request.request_id)
-                self._fail(request, f"sampling a token failed: {type(error).__name__}")
+            self._try_one(scheduled, rows, known.get(sequence.order), until)
+
+    def finish_late(self) -> list[Sequence]:
+        """Sample what was `late` and is not any more; return those sequences."""
+        waiting, self.late = self.late, []
+        until = time.monotonic() + MASKS_SECONDS
+        landed = []
+        for scheduled, rows in waiting:
+            sequence = scheduled.sequence
+            if sequence.phase is SequencePhase.RUNNING and not sequence.grammar_state.ready:
+                self.late.append((scheduled, rows))
+                continue
+            landed.append(sequence)
+            if sequence.phase is SequencePhase.RUNNING:
+                self._try_one(scheduled, rows, None, until)
+        return landed
+
+    def wait_for_late(self, seconds: float) -> None:
+        """Wait until a mask of what is `late` may have come, or the time is over."""
+        wait_for([scheduled.sequence.grammar_state for scheduled, _ in self.late], seconds)
+
+    def _try_one(self, scheduled: ScheduledTokens, rows: torch.Tensor | None, greedy: int | None, until: float) -> None:
+        request = scheduled.sequence.request
+        try:
+            self._sample_one(scheduled, rows, greedy, until)
+        except ServeError as error:
+            self._fail(request, str(error))
+        except Exception as error:
+            logger.exception("request %s failed while its token was sampled", request.request_id)
+            self._fail(request, f"sampling a token failed: {type(error).__name__}")
 
     def _arrived(self, arriving: Arriving) -> tuple[Seq[tuple[ScheduledTokens, torch.Tensor]], dict[int, int | None]]:
         """The batch with the rows that are sampled from, and greedy tokens by the order of their sequences."""
@@ -138,42 +170,58 @@ class Sampler:
             return batch, {}
         return batch, {scheduled.sequence.order: token for (scheduled, _), token in zip(greedy, tokens, strict=True)}
 
-    def _sample_one(self, scheduled: ScheduledTokens, rows: torch.Tensor, greedy: int | None) -> None:
+    def _sample_one(
+        self, scheduled: ScheduledTokens, rows: torch.Tensor | None, greedy: int | None, until: float
+    ) -> None:
         sequence = scheduled.sequence
-        if sequence.params.max_tokens == 0:
+        if sequence.grammar_state is not None:
+            if rows is not None and not sequence.grammar_state.ready_soon(until):
+                self.late.append((scheduled, rows[-1 - len(scheduled.draft) :].clone()))
+                return
+            sequence.grammar_state.check()
+            if sequence.grammar_state.complete and sequence.output:
+                self._send(sequence, sequence.stream.finish("stop"))
+                return
+        if sequence.params.max_tokens == 0 or rows is None:
             self._send(sequence, sequence.stream.finish("length"))
         elif greedy is not None:
-            self._append(sequence, rows[-1], greedy)
+            self._append(scheduled, rows[-1], greedy, until)
         else:
-            self._verify(sequence, rows[-1 - len(scheduled.draft) :], scheduled.draft)
+            self._verify(scheduled, rows[-1 - len(scheduled.draft) :], until)
 
-    def _verify(self, sequence: Sequence, rows: torch.Tensor, draft: tuple[int, ...]) -> None:
+    def _verify(self, scheduled: ScheduledTokens, rows: torch.Tensor, until: float) -> None:
         """Sample token after token while each equals the drafted one, and one more.
 
         Every token is sampled from the logits, and with the random number, that it would have had without a draft:
         drafts change how fast tokens come, never which.
         """
-        self.counts.drafted += len(draft)
-        for row, proposed in zip(rows, (*draft, None), strict=True):
+        sequence = scheduled.sequence
+        self.counts.drafted += len(scheduled.draft)
+        for row, proposed in zip(rows, (*scheduled.draft, None), strict=True):
             token = choose(sequence, row)
-            self._append(sequence, row, token)
+            self._append(scheduled, row, token, until)
             if token != proposed or sequence.phase is not SequencePhase.RUNNING:
                 return
             sequence.computed += 1
             self.counts.accepted += 1
 
-    def _append(self, sequence: Sequence, row: torch.Tensor, token: int) -> None:
+    def _append(self, scheduled: ScheduledTokens, row: torch.Tensor, token: int, until: float) -> None:
+        sequence = scheduled.sequence
         sequence.output.append(token)
-        if sequence.grammar_state is not None:
+        known = True
+        if sequence.grammar_state is not None and token not in sequence.ends:
             sequence.grammar_state.advance(token)
+            known = sequence.grammar_state.ready_soon(until)
         if sequence.reasoning_state is not None:
             sequence.reasoning_state.advance(sequence.output)
         self._count(sequence)
         wanted = sequence.params.logprobs
         logprob = None if wanted is None else logprob_of(row, token, wanted)
-        delta: Delta | None = sequence.stream.take(token, logprob)
+        delta: Delta | None = sequence.stream.take(token, logprob, at_limit=known)
         if delta is not None:
             self._send(sequence, delta)
+        if not known and sequence.phase is SequencePhase.RUNNING and sequence.stream.at_limit:
+            self.late.append((scheduled, None))
 
     def _count(self, sequence: Sequence) -> None:
         now = time.monotonic()

@@ -199,10 +199,17 @@ class Scheduler:
                 budget -= tokens
         return batch
 
-    def _turn(self, sequence: Sequence) -> tuple[bool, int, int, int]:
-        """Place of a waiting sequence: those that gave way, then the client whose last turn is the longest ago."""
+    def _turn(self, sequence: Sequence) -> tuple[bool, bool, int, int, int]:
+        """Place of a waiting sequence: those that gave way, then the client whose last turn is the longest ago. Those
+        that are no client's come behind."""
         request = sequence.request
-        return not sequence.preemptions, self._turns.get(request.client, 0), request.priority, sequence.order
+        return (
+            not sequence.preemptions,
+            not request.client,
+            self._turns.get(request.client, 0),
+            request.priority,
+            sequence.order,
+        )
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Tokens of the sequence that fit ``budget``; a cut within the prompt falls on a block boundary.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import queue
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bigmodel.devices import virtual
 from bigmodel.dispatch import dispatch_model
 from bigmodel.errors import CheckpointFormatError
-from bigmodel.server.engine import Done, EngineOptions, Failed, build_engine
+from bigmodel.server.engine import Done, EngineOptions, Event, Failed, build_engine
 from bigmodel.server.engine.core import EngineCore, OutputStream, WeightFiles
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 from bigmodel.server.engine.scheduling.request import Delta, Sequence, TokenLogprob
@@ -110,6 +113,103 @@ def test_a_request_whose_grammar_cannot_start_fails_alone() -> None:
     run(shared)
     assert bad.wait() == Failed("engine", "computing a step failed: RuntimeError")
     assert isinstance(good.wait(), Done)
+
+
+class LateFormat:
+    """A grammar that allows everything, whose masks come when they have been asked for so many times; with the last
+    token the answer is complete."""
+
+    def __init__(self, asked: int, complete_at: int = 1 << 30) -> None:
+        self._asked, self._left = asked, asked
+        self._complete_at = complete_at
+        self._tokens = 0
+
+    def state(self) -> LateFormat:
+        return self
+
+    @property
+    def ready(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def ready_soon(self, until: float) -> bool:
+        return self.ready
+
+    @property
+    def complete(self) -> bool:
+        return self._left < 0 and self._tokens >= self._complete_at
+
+    def advance(self, token: int) -> None:
+        self._tokens += 1
+        self._left = self._asked
+
+    def begin(self) -> None:
+        """It is there."""
+
+    def propose(self, draft: tuple[int, ...]) -> None:
+        assert not draft
+
+    def check(self) -> None:
+        """It never fails."""
+
+    def mask(self, scores: torch.Tensor) -> None:
+        assert self._left < 0, "it was not waited for"
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def fileno(self) -> int:
+        return -1
+
+
+def test_a_sequence_whose_masks_come_late_has_its_tokens_and_holds_up_no_other() -> None:
+    expected, beside = core(), core()
+    asked = [put(expected, prompt, max_tokens=8, temperature=0) for prompt in ("the cat", "in the")]
+    run(expected)
+    late = put(beside, "the cat", max_tokens=8, temperature=0, grammar=LateFormat(5))
+    other = put(beside, "in the", max_tokens=8, temperature=0)
+    steps = 0
+    while not any(isinstance(event, Done) for event in list(drained(other))):
+        assert beside.step()
+        steps += 1
+    assert steps == 8
+    assert len(late.tokens()) < 8
+    run(beside)
+    list(drained(late))
+    assert [late.tokens(), other.tokens()] == [one.tokens() for one in asked if list(drained(one))]
+    assert late.finish_reason() == "length"
+    assert beside.scheduler.pool.used == 0
+
+
+@pytest.mark.parametrize(("complete_at", "reason"), [(3, "stop"), (4, "stop"), (5, "length")])
+def test_an_answer_that_is_complete_where_it_may_be_no_longer_has_stopped(complete_at: int, reason: str) -> None:
+    made = core()
+    sink = put(made, max_tokens=4, grammar=LateFormat(3, complete_at))
+    run(made)
+    list(drained(sink))
+    assert len(sink.tokens()) == min(complete_at, 4)
+    assert sink.finish_reason() == reason
+    assert made.scheduler.pool.used == 0
+
+
+def test_a_request_that_fails_while_its_mask_is_awaited_frees_its_memory() -> None:
+    made = core()
+    sink = put(made, max_tokens=8, grammar=LateFormat(1 << 30))
+    for _ in range(3):
+        assert made.step()
+    made.fail(made.requests[next(iter(made.requests))], "cancelled", "the request was cancelled")
+    run(made)
+    assert made.scheduler.pool.used == 0
+    assert isinstance(list(drained(sink))[-1], Failed)
+
+
+def drained(sink: Collector) -> Iterator[Event]:
+    """What has arrived, one after the other."""
+    while True:
+        try:
+            yield sink.next(0.0)
+        except queue.Empty:
+            return
 
 
 def test_a_request_whose_prompt_cannot_be_cached_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

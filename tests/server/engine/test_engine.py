@@ -362,6 +362,9 @@ def test_one_request_whose_token_cannot_be_chosen_does_not_harm_others(engine: E
 
             class State:
                 complete = False
+                begin = check = close = staticmethod(lambda: None)
+                propose = staticmethod(lambda draft: None)
+                ready_soon = staticmethod(lambda until: True)
 
                 def mask(self, scores: torch.Tensor) -> None:
                     raise ValueError(f"no token fits {raise_on}")

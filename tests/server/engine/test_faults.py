@@ -183,6 +183,22 @@ class FaultyGrammar:
         self._called("state")
         return self
 
+    def begin(self) -> None:
+        self._called("begin")
+
+    def propose(self, draft: tuple[int, ...]) -> None:
+        self._called("propose")
+
+    def ready_soon(self, until: float) -> bool:
+        self._called("ready_soon")
+        return True
+
+    def check(self) -> None:
+        self._called("check")
+
+    def close(self) -> None:
+        pass
+
     def mask(self, scores: torch.Tensor) -> None:
         self._called("mask")
 
@@ -195,7 +211,7 @@ class FaultyGrammar:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["state", "mask", "advance"])
+@pytest.mark.parametrize("method", ["state", "begin", "propose", "ready_soon", "check", "mask", "advance"])
 def test_a_grammar_that_raises_fails_its_sequence_and_no_other(method: str, alone: list[list[int]]) -> None:
     core = engine().core
     (last, _), *others = results(core, requests(grammar=FaultyGrammar(method)))

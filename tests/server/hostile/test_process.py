@@ -164,6 +164,31 @@ def test_nested_parentheses_are_refused(drafting: Attacked, depth: int) -> None:
         assert (error["status"], error["param"]) == (400, "response_format")
 
 
+COSTLY = "^([b-z]{3}|a((" + "".join(f"{letter}?" for letter in "abcdefghijklmnopqrstuvwxyz") + "){0,30}){0,900})$"
+"""A pattern that compiles at once, and whose masks behind an "a" take twice as long with each further letter."""
+
+
+def test_a_schema_whose_masks_are_costly_fails_alone(drafting: Attacked) -> None:
+    pytest.importorskip("xgrammar", reason="xgrammar is not installed: pip install bigmodel[json]")
+    letter = str(tiny_tokenizer().encode("a")[0])
+    asked = {**chat("tiny", {"type": "string", "pattern": COSTLY}), "logit_bias": {letter: 100}, "temperature": 0}
+    raw = post(CHAT, json.dumps({**asked, "max_tokens": 500}).encode(), f"Authorization: Bearer {KEY}")
+    with drafting.goes_on(), ExitStack() as stack:
+        attackers = [stack.enter_context(drafting.connected()) for _ in range(2)]
+        for attacker in attackers:
+            attacker.sendall(raw)
+        tokens, steps = 0, drafting.metrics()["bigmodel_step_seconds_count"]
+        while not select.select(attackers, [], [], 0)[0]:  # none of them is answered
+            tokens += len(drafting.generated([4, 5, 6], OTHER_KEY, max_tokens=32)["logprobs"]["tokens"])
+        answers = [b"".join(iter(lambda client=client: client.recv(1 << 16), b"")) for client in attackers]
+        assert all(b"takes too much time or memory; describe less of it" in answer for answer in answers), answers
+        assert tokens >= 64
+        assert drafting.metrics()["bigmodel_step_seconds_count"] > steps
+        fine = {"type": "string", "pattern": "^[a-c]{2}$"}  # others still have their formats
+        status, answer = drafting.post(CHAT, json.dumps(chat("tiny", fine)).encode())
+        assert status == 200, answer
+
+
 def hostile(size: int) -> dict[str, tuple[str, bytes]]:
     """Paths and bodies of about ``size`` bytes that are wrong in every part."""
     bodies = largest_bodies("tiny", size)
@@ -273,6 +298,27 @@ def test_slow_headers_are_cut_before_a_key_is_asked_for(drafting: Attacked) -> N
         assert drafting.status("health") == 200
         assert [client.recv(100) for client in clients] == [b""] * len(SLOW)  # closed by the server
         assert refusals_of_the_key(drafting) == before
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_a_client_that_sends_its_whole_body_first_reads_why_it_is_refused(drafting: Attacked, close: bool) -> None:
+    body = b" " * MOST_BODY_BYTES
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\n" % KEY.encode()
+    head += b"Connection: close\r\n" if close else b""
+    with drafting.goes_on(), drafting.connected() as client:
+        client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        answer = client.recv(1 << 16)
+        assert answer.startswith(b"HTTP/1.1 413 "), answer
+
+
+def test_a_refused_body_without_end_is_cut(drafting: Attacked) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n" % (1 << 40)
+    part = b" " * (1 << 20)
+    with drafting.goes_on(), drafting.connected() as client:
+        client.sendall(head + b"Authorization: Bearer %s\r\n\r\n" % KEY.encode())
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                client.sendall(part)
 
 
 def test_a_user_message_without_content_is_refused(drafting: Attacked) -> None:

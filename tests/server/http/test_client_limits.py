@@ -20,6 +20,7 @@ from bigmodel.server.http.client_limits import (
     KeyGuard,
     Shares,
     client_of,
+    in_whose_name,
     request_id,
 )
 from bigmodel.server.http.errors import install
@@ -263,6 +264,13 @@ async def test_a_client_is_its_key_or_its_address() -> None:
     assert client_of({"type": "http", "client": ("10.0.0.1", 80)}) == "10.0.0.1"
     assert client_of({"type": "http", "client": ("10.0.0.1", 80), KEY: "alpha"}) == "alpha"
     assert client_of({"type": "http", "client": None}) == ""
+
+
+def test_the_engine_computes_in_the_name_of_a_key_or_an_address_and_batches_without_a_key_in_nobodys() -> None:
+    from_there = {"type": "http", "client": ("10.0.0.1", 80)}
+    assert in_whose_name(from_there) == "10.0.0.1"
+    assert in_whose_name({**from_there, LATER: 1}) == ""
+    assert in_whose_name({**from_there, LATER: 1, KEY: "alpha"}) == "alpha"
 
 
 @pytest.mark.slow

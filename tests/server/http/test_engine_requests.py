@@ -88,14 +88,14 @@ def test_a_bias_for_an_unknown_token_is_refused(key: str) -> None:
 def received(key: str | None = None, **settings: Any) -> HTTPRequest:
     """A request to a server with these settings, allowed by a key."""
     app = SimpleNamespace(state=SimpleNamespace(server=ServerState(Settings("tiny", **settings))))
-    return HTTPRequest({"type": "http", "app": app} | ({} if key is None else {KEY: key}))
+    return HTTPRequest({"type": "http", "app": app, "client": ("10.0.0.1", 80)} | ({} if key is None else {KEY: key}))
 
 
 def test_a_request_is_its_keys_and_has_its_priority() -> None:
     request = make_request(received("alice"), completion(priority=-3), [1], SamplingParams(1), Collector())
     assert (request.client, request.priority) == ("alice", -3)
     request = make_request(received(), completion(), [1], SamplingParams(1), Collector())
-    assert (request.client, request.priority) == ("", 0)
+    assert (request.client, request.priority) == ("10.0.0.1", 0)
 
 
 @pytest.mark.parametrize(("asked", "server", "seconds"), [(None, None, None), (5, None, 5), (9, 3, 3), (None, 3, 3)])

@@ -20,6 +20,7 @@ from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError
 from tests.server.answers.parsers.reading import SCHEMAS, Answer, form, read, read_pieces
 from tests.server.engine.sampling.test_grammar import compiler
 from tests.server.engine.sampling.test_tool_schema import accepts, after, may_end
+from tests.server.grammars import LocalState
 from tests.server.tiny import tiny_tokenizer
 
 HELD = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
@@ -113,7 +114,7 @@ def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls_that_fit(tools
 
 def random_answer(grammar: Grammar, generator: torch.Generator) -> str | None:
     """What a model writes that knows nothing but likes to end; None if it is long."""
-    state, tokens = grammar.state(), []
+    state, tokens = LocalState(grammar), []
     liked = [tiny_tokenizer().encode(letter)[0] for letter in '"}>)`]']
     while not state.complete:
         if len(tokens) > 600:

@@ -19,6 +19,7 @@ from bigmodel.server.engine import Failed
 from bigmodel.server.engine.sampling.expressions import json_text
 from bigmodel.server.engine.sampling.grammar import GrammarCompiler, GrammarError, grammar_size
 from bigmodel.server.engine.sampling.kept import Kept
+from tests.server.grammars import LocalState
 from tests.server.tiny import ask, tiny_engine, tiny_tokenizer
 
 SCHEMA: dict[str, Any] = {
@@ -149,7 +150,7 @@ def test_a_property_may_be_named_like_a_keyword() -> None:
     ],
 )
 def test_a_string_of_bounded_length_has_no_control_characters(schema: dict[str, Any], control: str) -> None:
-    state = compiler().compile(json_text(schema)).state()
+    state = LocalState(compiler().compile(json_text(schema)))
     *before, last = tiny_tokenizer().encode(control)
     for token in before:
         state.advance(token)
@@ -166,7 +167,7 @@ def test_a_string_has_as_many_characters_as_its_schema_says(least: int, most: in
     grammar = compiler().compile(json_text(schema))
     quote, letter = tiny_tokenizer().encode('"x')
     for length in {0, least - 1, least, (least + most) // 2, most - 1, most} - {-1}:
-        state = grammar.state()
+        state = LocalState(grammar)
         for token in tiny_tokenizer().encode('{"a":"' + "x" * length):
             state.advance(token)
         scores = torch.zeros(261)
@@ -177,7 +178,7 @@ def test_a_string_has_as_many_characters_as_its_schema_says(least: int, most: in
 def test_a_value_that_looks_like_a_grammar_is_written_as_it_is() -> None:
     value = '[^\\"\\\\\\r\\n] "[^ root_characters{0, 500}'
     schema = {"type": "array", "prefixItems": [{"const": value}, {"type": "string", "maxLength": 2}], "minItems": 2}
-    state = compiler().compile(json_text(schema)).state()
+    state = LocalState(compiler().compile(json_text(schema)))
     for token in tiny_tokenizer().encode(json.dumps([value, "ab"], separators=(",", ":"))):
         state.advance(token)
     assert state.complete

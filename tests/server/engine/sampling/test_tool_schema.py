@@ -12,9 +12,10 @@ import torch
 pytest.importorskip("xgrammar", reason="xgrammar is not installed")
 
 from bigmodel.server.engine.sampling.expressions import json_text
-from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError, GrammarState
+from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError
 from bigmodel.server.engine.sampling.tool_schema import calls_schema
 from tests.server.engine.sampling.test_grammar import compiler, nested
+from tests.server.grammars import LocalState
 from tests.server.tiny import tiny_tokenizer
 
 FUNCTIONS: dict[str, dict[str, Any]] = {
@@ -28,9 +29,9 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def after(grammar: Grammar, text: str) -> GrammarState | None:
+def after(grammar: Grammar, text: str) -> LocalState | None:
     """The state after a text, written without special tokens; None if no answer begins with it."""
-    state = grammar.state()
+    state = LocalState(grammar)
     try:
         for token in (token for part in re.split("(?<=<)", text) for token in tiny_tokenizer().encode(part)):
             state.advance(token)

@@ -189,6 +189,10 @@ def test_requests_without_a_client_come_in_their_order() -> None:
     assert order_of_starts([asked("") for _ in range(4)]) == [0, 1, 2, 3]
 
 
+def test_requests_without_a_client_come_behind_those_of_clients() -> None:
+    assert order_of_starts([asked(""), asked(""), asked("a"), asked("b"), asked("a")]) == [2, 3, 4, 0, 1]
+
+
 def test_of_one_clients_requests_the_lowest_priority_is_first() -> None:
     assert order_of_starts([asked("", 5), asked("", 0), asked("", -1), asked("", 0)]) == [2, 1, 3, 0]
     assert order_of_starts([asked("a", 5), asked("b", 9), asked("a", -5)]) == [2, 1, 0]
