@@ -419,6 +419,34 @@ def test_the_largest_images_keep_to_the_budget_of_an_accelerator(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.name.startswith("qwen2") or kind.name == "qwen3_vl"], ids=repr
+)
+def test_activations_are_planned_where_placeholders_are_counted(
+    kind: VisionKind, tmp_path: Path, accelerators: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A prompt may begin with an image; the padding of a dry run is no part of that."""
+    processing = kind.processor()
+    built(kind, processing.tokenizer).save_pretrained(tmp_path)
+    processing.tokenizer.save_pretrained(tmp_path)
+    arguments, _ = largest_prompt(processing, 250)
+    placed = load(
+        str(tmp_path),
+        max_memory={0: 8_000_000, "cpu": "1GiB"},
+        batch_size=1,
+        context_length=256,
+        sample_inputs=arguments,
+    )
+    assert "are not known" not in caplog.text
+    (planned,) = (device for key, device in placed.plan.devices.items() if key not in ("cpu", "disk"))
+    assert planned.activations > 0
+    gc.collect()
+    reset_peak_memory(0)
+    generated(placed.model, {**arguments, "attention_mask": torch.ones(1, 250, dtype=torch.long)}, TOKENS)
+    assert max_memory_allocated(0) <= planned.allocated
+
+
+@pytest.mark.slow
 def test_a_plan_counts_the_images(tmp_path: Path) -> None:
     """What a plan of the same prompts without images has for activations is less."""
     tiny_llava().save_pretrained(tmp_path)

@@ -35,11 +35,14 @@ class Prompt:
         ids: token ids, with a placeholder for each feature of an image or sound.
         media: the other inputs, as fake tensors.
         mask: the caller's mask, on the host, if it leaves tokens out: these are padding.
+        plain: the first token of the last sequence that is no placeholder, so that it may be padding: forwards count
+            the placeholders of each image.
     """
 
     ids: torch.Tensor
     media: Mapping[str, torch.Tensor]
     mask: torch.Tensor | None = None
+    plain: int = 0
 
     @classmethod
     def with_media(cls, session: Session, config: Any, media: Mapping[str, torch.Tensor], length: int) -> Prompt:
@@ -58,7 +61,7 @@ class Prompt:
         fake = session.fake(others, session.dtype)
         if ids is not None and ids.device.type != "meta":
             with real_tensors():
-                return cls(ids.detach().cpu(), fake, _leaving_out(media.get(MASK)))
+                return cls(ids.detach().cpu(), fake, _leaving_out(media.get(MASK)), _first_plain(media))
         length = length if ids is None else ids.shape[1]
         placeholder, count = _placeholders(session, config, fake)
         with real_tensors():
@@ -71,6 +74,15 @@ class Prompt:
         if count and kinds_name is not None:
             fake = {**fake, kinds_name: session.fake(kinds)}
         return cls(ids, {**fake, **mask_of_images(session, fake, ids.shape[1])})
+
+
+def _first_plain(media: Mapping[str, torch.Tensor]) -> int:
+    """Return the place of the first token of the last sequence that is no placeholder; 0 where that is not known."""
+    kinds = next((media[name] for name in KINDS if name in media), None)
+    if kinds is None or kinds.device.type == "meta" or kinds.dim() != 2:
+        return 0
+    plain = (kinds[-1] == 0).nonzero()
+    return int(plain[0]) if len(plain) else 0
 
 
 def _leaving_out(mask: torch.Tensor | None) -> torch.Tensor | None:
