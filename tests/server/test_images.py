@@ -27,6 +27,7 @@ from bigmodel.server import EngineOptions, Settings, create_app
 from bigmodel.server.engine import Request, SamplingParams, build_engine
 from bigmodel.server.loading import load
 from bigmodel.server.text.images import MAX_PIXELS, ImageError, ImageSupport, decode, largest_prompt
+from tests.accelerators import at
 from tests.examples import alike
 from tests.server.live import serving
 from tests.server.tiny import Collector
@@ -442,7 +443,8 @@ def test_activations_are_planned_where_placeholders_are_counted(
     assert planned.activations > 0
     gc.collect()
     reset_peak_memory(0)
-    generated(placed.model, {**arguments, "attention_mask": torch.ones(1, 250, dtype=torch.long)}, TOKENS)
+    inputs = {**arguments, "attention_mask": torch.ones(1, 250, dtype=torch.long)}
+    generated(placed.model, {name: value.to(at(0)) for name, value in inputs.items()}, TOKENS)
     assert max_memory_allocated(0) <= planned.allocated
 
 

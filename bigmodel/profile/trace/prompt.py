@@ -35,8 +35,8 @@ class Prompt:
         ids: token ids, with a placeholder for each feature of an image or sound.
         media: the other inputs, as fake tensors.
         mask: the caller's mask, on the host, if it leaves tokens out: these are padding.
-        plain: the first token of the last sequence that is no placeholder, so that it may be padding: forwards count
-            the placeholders of each image.
+        plain: a token of the last sequence that may be padding: forwards count the placeholders of each image, and
+            take images without a token between them for one.
     """
 
     ids: torch.Tensor
@@ -77,12 +77,13 @@ class Prompt:
 
 
 def _first_plain(media: Mapping[str, torch.Tensor]) -> int:
-    """Return the place of the first token of the last sequence that is no placeholder; 0 where that is not known."""
+    """Return the place of the first token of the last sequence that is neither a placeholder nor alone between two
+    images; 0 where that is not known."""
     kinds = next((media[name] for name in KINDS if name in media), None)
     if kinds is None or kinds.device.type == "meta" or kinds.dim() != 2:
         return 0
-    plain = (kinds[-1] == 0).nonzero()
-    return int(plain[0]) if len(plain) else 0
+    plain = [True, *(kinds[-1] == 0).tolist(), True]
+    return next((at for at in range(len(plain) - 2) if plain[at + 1] and (plain[at] or plain[at + 2])), 0)
 
 
 def _leaving_out(mask: torch.Tensor | None) -> torch.Tensor | None:
