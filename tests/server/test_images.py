@@ -27,6 +27,7 @@ from bigmodel.server import EngineOptions, Settings, create_app
 from bigmodel.server.engine import Request, SamplingParams, build_engine
 from bigmodel.server.loading import load
 from bigmodel.server.text.images import MAX_PIXELS, ImageError, ImageSupport, decode, largest_prompt
+from tests.accelerators import at
 from tests.examples import alike
 from tests.server.live import serving
 from tests.server.tiny import Collector
@@ -416,6 +417,35 @@ def test_the_largest_images_keep_to_the_budget_of_an_accelerator(
     assert max_memory_allocated(0) <= budget
     inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long), **media}
     assert [sinks[n].tokens() for n in (1, 3)] == [generated(tiny_llava(), inputs, 6)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.name.startswith("qwen2") or kind.name == "qwen3_vl"], ids=repr
+)
+def test_activations_are_planned_where_placeholders_are_counted(
+    kind: VisionKind, tmp_path: Path, accelerators: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A prompt may begin with an image; the padding of a dry run is no part of that."""
+    processing = kind.processor()
+    built(kind, processing.tokenizer).save_pretrained(tmp_path)
+    processing.tokenizer.save_pretrained(tmp_path)
+    arguments, _ = largest_prompt(processing, 250)
+    placed = load(
+        str(tmp_path),
+        max_memory={0: 8_000_000, "cpu": "1GiB"},
+        batch_size=1,
+        context_length=256,
+        sample_inputs=arguments,
+    )
+    assert "are not known" not in caplog.text
+    (planned,) = (device for key, device in placed.plan.devices.items() if key not in ("cpu", "disk"))
+    assert planned.activations > 0
+    gc.collect()
+    reset_peak_memory(0)
+    inputs = {**arguments, "attention_mask": torch.ones(1, 250, dtype=torch.long)}
+    generated(placed.model, {name: value.to(at(0)) for name, value in inputs.items()}, TOKENS)
+    assert max_memory_allocated(0) <= planned.allocated
 
 
 @pytest.mark.slow

@@ -39,6 +39,10 @@ HERMES = [
     *('{"name": "get_weather", ', '"arguments": {"city": "Paris", "days": 3}}', "\n</tool", "_call>"),
     *("\n<tool_call>", '{"name": "get_time", "arguments": {}}', "</tool_call>"),
 ]
+KIMI = [
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.get_time", ":0"),
+    *("<|tool_call_argument_begin|>", "{}", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
+]
 LLAMA = ["<|python_tag|>", '{"name": "get_weather", ', '"parameters": {"city": "Rome", "days": 1}}']
 
 
@@ -163,6 +167,25 @@ def test_a_marker_that_is_a_special_token_is_seen_by_the_parser_alone(llama: ope
     assert choice.message.content is None
     assert ask(llama).choices[0].message.content == "".join(LLAMA[1:])
     assert ask(llama, tools=[TIME]).choices[0].message.content == "".join(LLAMA[1:])
+
+
+@pytest.mark.slow
+def test_identifiers_of_kimis_calls_have_the_name_and_count_the_conversations_calls() -> None:
+    markers = [piece for piece in KIMI if piece.startswith("<|")]
+    call = {"id": "functions.get_time:0", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    earlier = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "5"},
+    ]
+    with client_of(scripted_app(KIMI, special=markers, template="<|tool_calls_section_begin|>")) as client:
+        for before, number in (([], 0), (earlier, 1)):
+            asked: Any = {"tools": TOOLS, "messages": [*MESSAGES, *before]}
+            message = ask(client, **asked).choices[0].message
+            assert (calls_of(message), message.content) == ([("get_time", {})], None)
+            assert message.tool_calls[0].id == f"functions.get_time:{number}"
+            deltas = [chunk.choices[0].delta for chunk in ask(client, **asked, stream=True)]
+            ids = [each.id for delta in deltas for each in delta.tool_calls or () if each.id]
+            assert ids == [f"functions.get_time:{number}"]
 
 
 @pytest.mark.slow

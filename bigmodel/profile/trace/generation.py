@@ -221,6 +221,7 @@ class _Loop:
             ids = token_ids(config, session.sequences, prompt) if given is None else given.ids
         self.media = {} if given is None else given.media
         self.padding = None if given is None else given.mask
+        self.plain = 0 if given is None else given.plain
         self.ids = session.tokens(prompt, ids)
         # The caller keeps its own tensors alive beside the longer ones of the loop. The loop may have no mask.
         mask = session.tokens(prompt, self._mask(prompt))
@@ -369,7 +370,7 @@ class _Loop:
             if self.is_padded and self.padding is not None:
                 generated = torch.ones(batch_size, tokens - self.prompt, dtype=torch.long)
                 return torch.cat([self.padding, generated], 1)
-            return padding_mask(batch_size, tokens, self.prompt if self.is_padded else 0)
+            return padding_mask(batch_size, tokens, self.prompt if self.is_padded else 0, self.plain)
 
     def _run(
         self,

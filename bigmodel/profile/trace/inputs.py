@@ -203,17 +203,18 @@ def image_model_inputs(model: nn.Module, batch_size: int) -> Iterator[tuple[torc
         yield (sample(batch_size, 3, FRAMES, edge, edge),)
 
 
-def padding_mask(batch_size: int, length: int, prompt: int | None = None) -> torch.Tensor:
-    """Return the mask of a batch whose last sequence begins with one token of padding: int64, (batch, length).
+def padding_mask(batch_size: int, length: int, prompt: int | None = None, place: int = 0) -> torch.Tensor:
+    """Return the mask of a batch whose last sequence has one token of padding: int64, (batch, length).
 
     Args:
         batch_size: sequences.
         length: tokens of each.
         prompt: tokens of the prompt within; None: all. Generated tokens are no padding.
+        place: which token is padding.
     """
     mask = torch.ones(batch_size, length, dtype=torch.long)
     if (length if prompt is None else prompt) > 1:
-        mask[-1, 0] = 0
+        mask[-1, place] = 0
     return mask
 
 

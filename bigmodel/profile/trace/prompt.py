@@ -35,11 +35,14 @@ class Prompt:
         ids: token ids, with a placeholder for each feature of an image or sound.
         media: the other inputs, as fake tensors.
         mask: the caller's mask, on the host, if it leaves tokens out: these are padding.
+        plain: a token of the last sequence that may be padding: forwards count the placeholders of each image, and
+            take images without a token between them for one.
     """
 
     ids: torch.Tensor
     media: Mapping[str, torch.Tensor]
     mask: torch.Tensor | None = None
+    plain: int = 0
 
     @classmethod
     def with_media(cls, session: Session, config: Any, media: Mapping[str, torch.Tensor], length: int) -> Prompt:
@@ -58,7 +61,7 @@ class Prompt:
         fake = session.fake(others, session.dtype)
         if ids is not None and ids.device.type != "meta":
             with real_tensors():
-                return cls(ids.detach().cpu(), fake, _leaving_out(media.get(MASK)))
+                return cls(ids.detach().cpu(), fake, _leaving_out(media.get(MASK)), _first_plain(media))
         length = length if ids is None else ids.shape[1]
         placeholder, count = _placeholders(session, config, fake)
         with real_tensors():
@@ -71,6 +74,16 @@ class Prompt:
         if count and kinds_name is not None:
             fake = {**fake, kinds_name: session.fake(kinds)}
         return cls(ids, {**fake, **mask_of_images(session, fake, ids.shape[1])})
+
+
+def _first_plain(media: Mapping[str, torch.Tensor]) -> int:
+    """Return the place of the first token of the last sequence that is neither a placeholder nor alone between two
+    images; 0 where that is not known."""
+    kinds = next((media[name] for name in KINDS if name in media), None)
+    if kinds is None or kinds.device.type == "meta" or kinds.dim() != 2:
+        return 0
+    plain = [True, *(kinds[-1] == 0).tolist(), True]
+    return next((at for at in range(len(plain) - 2) if plain[at + 1] and (plain[at] or plain[at + 2])), 0)
 
 
 def _leaving_out(mask: torch.Tensor | None) -> torch.Tensor | None:
