@@ -18,7 +18,7 @@ from bigmodel.server.engine.sampling.reasoning_budget import ReasoningBudget
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
 from bigmodel.server.http.bodies import Sampling
 from bigmodel.server.http.chat_bodies import ChatBody
-from bigmodel.server.http.client_limits import LATER, REQUEST_ID, in_whose_name
+from bigmodel.server.http.client_limits import KEY, LATER, REQUEST_ID, in_whose_name
 from bigmodel.server.http.errors import APIError, bad_value
 from bigmodel.server.http.parsing import ANY_SIZE, OffLoop, in_thread, in_turn, turn
 from bigmodel.server.http.state import state_of
@@ -56,6 +56,7 @@ def make_request(
         n=body.n or 1,
         deadline=deadline,
         client=in_whose_name(http.scope),
+        key=http.scope.get(KEY, ""),
         priority=body.priority + http.scope.get(LATER, 0),
         media=media,
         adapter=adapter,

@@ -76,9 +76,9 @@ class Metrics(Observer):
 
     def _take(self, request: Request, kind: str, tokens: int) -> None:
         """Count tokens of a request in the name of its key."""
-        if request.client:
-            self._of_keys.labels(request.client, kind).inc(tokens)
-            self._state.keys.take_tokens(request.client, tokens)
+        if request.key:
+            self._of_keys.labels(request.key, kind).inc(tokens)
+            self._state.keys.take_tokens(request.key, tokens)
 
     def refused(self, status: int) -> None:
         """Count a request answered with an error before it reached the engine."""

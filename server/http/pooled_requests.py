@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.sampling.pooling import PoolingParams
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams
-from bigmodel.server.http.client_limits import LATER, in_whose_name
+from bigmodel.server.http.client_limits import KEY, LATER, in_whose_name
 from bigmodel.server.http.engine_requests import engine_id, submit_all
 from bigmodel.server.http.errors import APIError, bad_value
 from bigmodel.server.http.parsing import OffLoop, in_thread
@@ -122,6 +122,7 @@ async def pooled(http: HTTPRequest, engine: Engine, texts: PooledTexts[T], adapt
                 mailbox.sink(number),
                 deadline=deadline,
                 client=in_whose_name(http.scope),
+                key=http.scope.get(KEY, ""),
                 priority=http.scope.get(LATER, 0),
                 adapter=adapter,
             )

@@ -72,8 +72,8 @@ class Telemetry:
             "bigmodel.cached_tokens": request.sequences[0].cached_tokens,
             "bigmodel.outcome": outcome,
         }
-        if request.client:
-            attributes["bigmodel.key"] = request.client
+        if request.key:
+            attributes["bigmodel.key"] = request.key
         offset = time.time_ns() - int(now * 1e9)
         for name, begin, end in parts:
             if begin is not None:

@@ -160,8 +160,9 @@ class Request:
     """One accepted request: a prompt, ``n`` sequences to generate, and the sink of its events.
 
     ``deadline`` is in seconds of :func:`time.monotonic`, or None. ``client`` names whose request it is: clients take
-    turns. Of the requests of one that wait, those of the lowest ``priority`` come first. ``media``: what the model's
-    forward takes beside the tokens of a prompt with images. ``adapter``: name of the LoRA adapter; "": none.
+    turns. Of the requests of one that wait, those of the lowest ``priority`` come first. ``key``: name of the API key
+    that its tokens count for; "": none. ``media``: what the model's forward takes beside the tokens of a prompt with
+    images. ``adapter``: name of the LoRA adapter; "": none.
     """
 
     request_id: str
@@ -172,6 +173,7 @@ class Request:
     deadline: float | None = None
     client: str = ""
     priority: int = 0
+    key: str = ""
     media: Mapping[str, torch.Tensor] | None = None
     adapter: str = ""
     trace: Any = None  # what its spans belong to, where there is telemetry

@@ -93,9 +93,9 @@ def received(key: str | None = None, **settings: Any) -> HTTPRequest:
 
 def test_a_request_is_its_keys_and_has_its_priority() -> None:
     request = make_request(received("alice"), completion(priority=-3), [1], SamplingParams(1), Collector())
-    assert (request.client, request.priority) == ("alice", -3)
+    assert (request.client, request.key, request.priority) == ("alice", "alice", -3)
     request = make_request(received(), completion(), [1], SamplingParams(1), Collector())
-    assert (request.client, request.priority) == ("10.0.0.1", 0)
+    assert (request.client, request.key, request.priority) == ("10.0.0.1", "", 0)
 
 
 @pytest.mark.parametrize(("asked", "server", "seconds"), [(None, None, None), (5, None, 5), (9, 3, 3), (None, 3, 3)])

@@ -48,6 +48,7 @@ def test_requests_tokens_and_times_are_counted() -> None:
         assert value(url, "bigmodel_inter_token_seconds_count") == 12
         assert value(url, "bigmodel_step_seconds_count") >= 15
         assert value(url, "bigmodel_running_sequences") == 0
+        assert not [name for name, labels in read(url) if "key" in dict(labels)]  # an address is no key
         assert value(url, "bigmodel_kv_usage_ratio") == 0
         assert value(url, "bigmodel_device_bytes", device="cpu", kind="weights") > 0
 
