@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -83,6 +84,7 @@ class Sampler:
         self.late: list[tuple[ScheduledTokens, torch.Tensor | None]] = []
         """What is sampled once the mask of its grammar has come, with its logits; without any, only whether it is
         complete is asked."""
+        self._chosen: list[tuple[ScheduledTokens, torch.Tensor, int]] = []
         self._observer = observer
         self._send = send
         self._fail = fail
@@ -119,7 +121,8 @@ class Sampler:
             sequence = scheduled.sequence
             if sequence.phase is not SequencePhase.RUNNING:
                 continue  # another sequence of the request failed in this step
-            self._try_one(scheduled, rows, known.get(sequence.order), until)
+            self._try(sequence.request, partial(self._sample_one, scheduled, rows, known.get(sequence.order), until))
+        self._conclude_chosen(until)
 
     def finish_late(self) -> list[Sequence]:
         """Sample what was `late` and is not any more; return those sequences."""
@@ -133,17 +136,25 @@ class Sampler:
                 continue
             landed.append(sequence)
             if sequence.phase is SequencePhase.RUNNING:
-                self._try_one(scheduled, rows, None, until)
+                self._try(sequence.request, partial(self._sample_one, scheduled, rows, None, until))
+        self._conclude_chosen(until)
         return landed
+
+    def _conclude_chosen(self, until: float) -> None:
+        """Go on with tokens whose grammars were told, all of them before the first answer is waited for."""
+        chosen, self._chosen = self._chosen, []
+        for scheduled, row, token in chosen:
+            if scheduled.sequence.phase is SequencePhase.RUNNING:
+                self._try(scheduled.sequence.request, partial(self._conclude, scheduled, row, token, until))
 
     def wait_for_late(self, seconds: float) -> None:
         """Wait until a mask of what is `late` may have come, or the time is over."""
         wait_for([scheduled.sequence.grammar_state for scheduled, _ in self.late], seconds)
 
-    def _try_one(self, scheduled: ScheduledTokens, rows: torch.Tensor | None, greedy: int | None, until: float) -> None:
-        request = scheduled.sequence.request
+    def _try(self, request: Request, part: Callable[[], None]) -> None:
+        """Do a part of a request's sampling; what is raised fails the request."""
         try:
-            self._sample_one(scheduled, rows, greedy, until)
+            part()
         except ServeError as error:
             self._fail(request, str(error))
         except Exception as error:
@@ -186,6 +197,10 @@ class Sampler:
             self._send(sequence, sequence.stream.finish("length"))
         elif greedy is not None:
             self._append(scheduled, rows[-1], greedy, until)
+        elif sequence.grammar_state is not None and not scheduled.draft:
+            token = choose(sequence, rows[-1])
+            self._add(sequence, token)
+            self._chosen.append((scheduled, rows[-1], token))
         else:
             self._verify(scheduled, rows[-1 - len(scheduled.draft) :], until)
 
@@ -206,11 +221,19 @@ class Sampler:
             self.counts.accepted += 1
 
     def _append(self, scheduled: ScheduledTokens, row: torch.Tensor, token: int, until: float) -> None:
-        sequence = scheduled.sequence
+        self._add(scheduled.sequence, token)
+        self._conclude(scheduled, row, token, until)
+
+    def _add(self, sequence: Sequence, token: int) -> None:
         sequence.output.append(token)
-        known = True
         if sequence.grammar_state is not None and token not in sequence.ends:
             sequence.grammar_state.advance(token)
+
+    def _conclude(self, scheduled: ScheduledTokens, row: torch.Tensor, token: int, until: float) -> None:
+        """Count and send a token that was added, and end the sequence if it is the last one."""
+        sequence = scheduled.sequence
+        known = True
+        if sequence.grammar_state is not None and token not in sequence.ends:
             known = sequence.grammar_state.ready_soon(until)
         if sequence.reasoning_state is not None:
             sequence.reasoning_state.advance(sequence.output)
