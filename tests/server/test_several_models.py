@@ -459,9 +459,9 @@ def test_a_request_waits_so_long_and_no_longer_for_one_in_use(
     with serving(app) as url:
         for name in ("b", "a"):  # from now on they are planned
             text(complete(url, name))
-        body = {"model": "a", "prompt": "the cat", "max_tokens": 40, "ignore_eos": True, "stream": True}
+        body = {"model": "a", "prompt": "the cat", "max_tokens": 20, "ignore_eos": True, "stream": True}
         served(app, "a").leases += 1  # as a request that is being prepared
-        app.state.server.pool.patience = 0.5
+        app.state.server.pool.patience = 0.2
         answer = complete(url, "b")
         assert (answer.status_code, code_of(answer), answer.headers["retry-after"]) == (503, "loading", "5")
         assert "waiting for a" in answer.text

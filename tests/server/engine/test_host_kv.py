@@ -46,10 +46,10 @@ def planned(folder: Path, budget: int) -> Plan:
 def answers(engine: Engine) -> list[list[int]]:
     """Ask all at once, and once more what begins with a cached prompt."""
     engine.start()
-    asked = [ask(engine, prompt, max_tokens=4, ignore_eos=True, temperature=0.0) for prompt in PROMPTS]
+    asked = [ask(engine, prompt, max_tokens=2, ignore_eos=True, temperature=0.0) for prompt in PROMPTS]
     for each in asked:
         each.wait()
-    asked.append(ask(engine, PROMPTS[0] + "again", max_tokens=4, ignore_eos=True, temperature=0.0))
+    asked.append(ask(engine, PROMPTS[0] + "again", max_tokens=2, ignore_eos=True, temperature=0.0))
     asked[-1].wait()
     engine.stop()
     return [each.tokens() for each in asked]
