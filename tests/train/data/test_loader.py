@@ -172,8 +172,14 @@ def test_seedable_shuffling_does_not_touch_the_global_generator() -> None:
     assert first[0] != first[1]
 
 
-@pytest.mark.parametrize("seedable", [False, True])
-@pytest.mark.parametrize(("taken", "workers"), [(1, 0), (2, 0), (4, 0), pytest.param(2, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("taken", "workers", "seedable"),
+    [
+        *((taken, 0, seedable) for taken in (1, 2, 4) for seedable in (False, True)),
+        pytest.param(2, 1, True, marks=pytest.mark.slow),
+        pytest.param(2, 1, False, marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
+)
 def test_an_interrupted_pass_is_continued_in_its_order(taken: int, workers: int, seedable: bool) -> None:
     def loader() -> DataLoaderShard:
         bare = DataLoader(range(11), batch_size=3, shuffle=True, num_workers=workers)
