@@ -27,7 +27,7 @@ from .models import Stack, ids, llama, stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("accelerators")]
 
-THREADS, CONTEXT, NEW = 4, 64, 3
+THREADS, CONTEXT, NEW = 4, 64, 2
 MOMENT, LONG = 0.05, 30.0
 """Seconds for which calls wait for one another: where they need not come, and where they do."""
 
