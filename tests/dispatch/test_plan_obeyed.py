@@ -271,7 +271,7 @@ def test_buffers_are_streamed_as_the_plan_says() -> None:
 
 @pytest.mark.slow
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=few(3))
+@settings(max_examples=few(2))
 def test_random_plans_never_pass_their_predicted_peak(draw: random.Random) -> None:
     virtual.enable(2)
     model = random_model(draw)
@@ -303,7 +303,7 @@ PLACES: list[tuple[int | str, int | str]] = [(0, 0), (1, 1), ("cpu", 0), ("cpu",
 
 @pytest.mark.slow
 @given(st.lists(st.sampled_from(PLACES), min_size=5, max_size=5), st.integers(1, 3))
-@settings(max_examples=few(3))
+@settings(max_examples=few(2))
 def test_however_blocks_are_spread_over_two_accelerators_their_peaks_are_the_predicted_ones(
     places: list[tuple[int | str, int | str]], slots: int
 ) -> None:
@@ -328,7 +328,7 @@ def gpt2() -> nn.Module:
 
 
 @pytest.mark.slow
-@alike("make", [tied_llama, mixtral, gpt2], first=2)
+@alike("make", [tied_llama, mixtral, gpt2], first=1)
 @given(st.randoms(use_true_random=False), st.sampled_from([None, "int8", "int4"]))
 @settings(max_examples=few(2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_measured_peaks_are_the_predicted_ones(

@@ -167,7 +167,7 @@ def test_a_model_of_unknown_inputs_is_planned_greedily_without_time() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=few(3), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 6_000_000),
     st.one_of(st.none(), st.integers(0, 6_000_000)),
@@ -503,7 +503,7 @@ def test_unknown_activations_are_noted_in_the_plan() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=few(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(STRATEGIES),
     st.lists(st.integers(0, 700_000), min_size=0, max_size=2),
