@@ -14,6 +14,7 @@ from bigmodel.profile.machine.machine import nominal_machine
 from bigmodel.server.adapters.files import adapters_bytes, read_adapter
 from bigmodel.server.loading import PlannedModel, load
 from tests.examples import alike
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 from tests.quantized.checkpoints import published
 from tests.quantized.twins import packed
 from tests.server.adapters.trained import adapted, write_adapter

@@ -6,7 +6,7 @@ import copy
 import gc
 import importlib.util
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -43,11 +43,11 @@ from bigmodel.dispatch import cpu_offload, dispatch_model, from_pretrained, get_
 from bigmodel.errors import BudgetError, DeviceMapError, PlanError
 from bigmodel.plan import Plan, plan
 from bigmodel.plan.memory.assignment import Assignment, assemble
-from bigmodel.plan.search import search
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.machine.machine import DeviceLinks, LinkSpeed, nominal_machine
 from bigmodel.verify.planned_use import planned_use
 from tests.examples import alike, few
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 from tests.preloaded import run
 
 from ..plan.machines import machine
@@ -55,14 +55,6 @@ from .mixtures import EXPERT_BYTES, mixtral
 from .models import llama, stack
 
 pytestmark = pytest.mark.usefixtures("accelerators")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def plans_are_searched_briefly() -> Iterator[None]:
-    """What is obeyed need not be the very best plan, which is searched for half a second or more."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "EXACT", 0)
-        yield
 
 
 MEGABYTE = 10**6

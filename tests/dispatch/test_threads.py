@@ -20,6 +20,7 @@ from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import DispatchError
 from bigmodel.plan import Plan
 from bigmodel.plan.result.forwards import forwards_at_once, further_bytes
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 
 from ..examples import alike
 from .mixtures import mixtral

@@ -26,6 +26,7 @@ from bigmodel.server.engine.compute.choose_runner import choose_runner
 from bigmodel.server.engine.compute.plain import PlainRunner
 from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.loading import LoadOptions, PlannedModel
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 from tests.server.http.test_fields import GOOD, OF_MODELS
 from tests.server.live import serving
 from tests.server.models.several import CONTEXT, SEQUENCES, complete, save, served, several_app, text

@@ -25,6 +25,7 @@ from bigmodel.plan import Plan, plan
 from bigmodel.plan.memory.host_kv import rows_on_disk
 from bigmodel.profile import Profile, profile_model
 from bigmodel.verify.planned_use import planned_use
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 
 from ...examples import alike
 from ..models import llama

@@ -14,6 +14,7 @@ from bigmodel.plan import Plan
 from bigmodel.server import Loaded
 from bigmodel.server.engine import Engine, EngineOptions, build_engine
 from bigmodel.server.loading import PlannedModel, load
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 from tests.server.tiny import ask, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("accelerators")
