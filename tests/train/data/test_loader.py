@@ -176,8 +176,8 @@ def test_seedable_shuffling_does_not_touch_the_global_generator() -> None:
     ("taken", "workers", "seedable"),
     [
         *((taken, 0, seedable) for taken in (1, 2, 4) for seedable in (False, True)),
-        pytest.param(2, 1, True, marks=pytest.mark.slow),
-        pytest.param(2, 1, False, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(2, 1, False, marks=pytest.mark.slow),
+        pytest.param(2, 1, True, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_an_interrupted_pass_is_continued_in_its_order(taken: int, workers: int, seedable: bool) -> None:
