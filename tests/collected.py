@@ -17,6 +17,7 @@ from _pytest.assertion import install_importhook
 from _pytest.config import get_config
 
 from bigmodel.devices import virtual
+from tests.preloaded import _silenced
 
 ROOM = Path(__file__).parent
 
@@ -38,6 +39,7 @@ def _import_tests() -> None:
         sys.meta_path.remove(hook)
 
 
-_import_tests()
+with _silenced():  # what libraries say of models that modules make
+    _import_tests()
 THREADS = len(os.listdir("/proc/self/task"))
 """More than one: a fork would lose them."""
