@@ -73,11 +73,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
-    """Fork the workers of a run that does not use CUDA."""
+    """Fork the workers of a run that does not use CUDA: those that are to run everything with all tests imported."""
     if config.getoption("--device") == "cuda":
         return
-    from tests.preloaded import python_executable
+    from tests.preloaded import COLLECTED, python_executable, run
 
-    python = python_executable(*WORKERS_IMPORT)
+    is_of_everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    names_profile = config.getoption("hypothesis_profile", None) is not None  # modules read it
+    collects_all = is_of_everything and config.getoption("--device") == "virtual" and not names_profile
+    if collects_all:
+        run(["-c", ""], modules=WORKERS_IMPORT)  # the server of all programs has them, and the workers' comes from it
+    python = python_executable(*WORKERS_IMPORT, prelude=COLLECTED if collects_all else "")
     for spec in specs:
         spec.python = str(python)

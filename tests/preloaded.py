@@ -54,6 +54,7 @@ MODULES = (
 """What the server imports. None of these modules starts a thread, which a fork would lose."""
 NVML = ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 """What `bigmodel.devices` adds to the environment of the process that imports it: a forked one has imported it."""
+COLLECTED = "tests.collected"
 STREAMS = 3
 """Standard input, output and error of a program."""
 
@@ -70,6 +71,7 @@ class Program:
         modules: imported by the server before it forks, now and for later programs.
         pass_fds: descriptors that the program has under the same numbers.
         prelude: module that is imported before any other: programs with the same one have a server of their own.
+            `COLLECTED` is imported after the others, by a server that is itself a program.
     """
 
     def __init__(
@@ -250,8 +252,13 @@ class _Server:
             environment = {**inherited, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": path}
             descriptors = [listener.fileno(), users]
             given = [*map(str, descriptors), str(self.folder), prelude]
-            command = [sys.executable, "-m", "tests.preloaded", "--serve", *given]
-            self._process = subprocess.Popen(command, env=environment, cwd=ROOT, pass_fds=descriptors)
+            command = ["-m", "tests.preloaded", "--serve", *given]
+            if prelude == COLLECTED:
+                self._program = Program(command, environment, stdout=1, stderr=2, pass_fds=descriptors)
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, *command], env=environment, cwd=ROOT, pass_fds=descriptors
+                )
         os.close(users)
 
     def start(self, asked: dict[str, object], descriptors: list[int]) -> None:

@@ -33,5 +33,5 @@ def test_random_models_keep_random_budgets(two: list[Outcome]) -> None:
 
 @pytest.mark.slow
 def test_random_models_keep_random_budgets_of_reserved_bytes() -> None:
-    kinds = {outcome.kind for outcome in outcomes(5, 9, reserved=True)}
-    assert kinds <= {EXACT, STREAMED, BELOW, ENDS}, "both run on an accelerator"
+    kinds = {outcome.kind for outcome in outcomes(5, reserved=True)}
+    assert kinds <= {EXACT, STREAMED, BELOW, ENDS}, "it runs on an accelerator"

@@ -74,7 +74,7 @@ def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_a_crowd_of_all_kinds_leaves_nothing_behind(tmp_path: Path) -> None:
-    ask("serve-clients", tmp_path, "--clients", "12")
+    ask("serve-clients", tmp_path, "--clients", "6")
 
 
 def test_percentiles_are_values_that_were_measured() -> None:

@@ -13,6 +13,8 @@ from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.profile.machine.machine import nominal_machine
 from bigmodel.server.adapters.files import adapters_bytes, read_adapter
 from bigmodel.server.loading import PlannedModel, load
+from tests.examples import alike
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 from tests.quantized.checkpoints import published
 from tests.quantized.twins import packed
 from tests.server.adapters.trained import adapted, write_adapter
@@ -20,7 +22,7 @@ from tests.server.oracle import generate
 from tests.server.tiny import make_request, tiny_model, tiny_tokenizer
 
 PROMPT = "the cat"
-LAYERS, NEW_TOKENS = 5, 4
+LAYERS, NEW_TOKENS = 4, 3
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +101,7 @@ def answers(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placing", [("--device-map", "auto"), ("--device-map", "balanced")])
+@alike("placing", [("--device-map", "auto"), ("--device-map", "balanced")], first=1)
 def test_lines_of_a_file_name_their_adapters(
     folder: Path, tmp_path: Path, placing: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -164,7 +164,7 @@ PLACES = st.tuples(st.sampled_from([0, 1, "cpu"]), st.sampled_from([0, 1]))
 
 
 @pytest.mark.slow
-@settings(max_examples=few(12))
+@settings(max_examples=few(8))
 @given(programs(), st.lists(PLACES, min_size=4, max_size=4))
 def test_any_placement_has_the_bits_of_the_whole_model_and_the_planned_peaks(
     program: Program, places: list[tuple[int | str, int]]
@@ -174,7 +174,7 @@ def test_any_placement_has_the_bits_of_the_whole_model_and_the_planned_peaks(
 
 
 @pytest.mark.slow
-@settings(max_examples=few(12))
+@settings(max_examples=few(8))
 @given(programs(), st.sampled_from([0.3, 0.5, 0.7]), st.sampled_from([0.2, 0.5, 0.8]))
 def test_plans_for_two_accelerators_and_the_host_have_the_planned_peaks(
     program: Program, less: float, less_of_second: float

@@ -18,6 +18,7 @@ from bigmodel.dispatch import dispatch_model, load_checkpoint_and_dispatch, undi
 from bigmodel.limits import HOST_ALIGNMENT
 from bigmodel.plan import Plan, plan, plan_training
 from bigmodel.profile import profile_model
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 
 from ..examples import alike
 from .mixtures import mixtral

@@ -30,7 +30,7 @@ LATEST: Schedule = None, True
 schedules = st.tuples(st.one_of(st.none(), st.integers(0, 2**16)), st.booleans())
 """Copies as late as they may be, or each late or early by a seed; and whether computation is late too."""
 
-many = settings(max_examples=few(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=few(2), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 

@@ -20,6 +20,7 @@ from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import DispatchError
 from bigmodel.plan import Plan
 from bigmodel.plan.result.forwards import forwards_at_once, further_bytes
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 
 from ..examples import alike
 from .mixtures import mixtral
@@ -27,7 +28,7 @@ from .models import Stack, ids, llama, stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("accelerators")]
 
-THREADS, CONTEXT, NEW = 4, 64, 3
+THREADS, CONTEXT, NEW = 4, 64, 2
 MOMENT, LONG = 0.05, 30.0
 """Seconds for which calls wait for one another: where they need not come, and where they do."""
 

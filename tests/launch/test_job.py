@@ -134,7 +134,7 @@ def test_all_processes_are_restarted_after_one_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_ctrl_c_stops_every_process(tmp_path: Path, processes: int) -> None:
     # One write for each line: both processes share the pipe.
     text = "import os, time\nos.write(1, f'{os.getpid()}\\n'.encode())\ntime.sleep(60)"

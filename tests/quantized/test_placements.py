@@ -49,7 +49,7 @@ def _name(each: Any) -> str:
     ("twin", "placement"),
     [
         *((NESTED, placement) for placement in PLACEMENTS),
-        *(pytest.param(twin, RESTORED, marks=pytest.mark.slow) for twin in some(FURTHER, first=8)),
+        *(pytest.param(twin, RESTORED, marks=pytest.mark.slow) for twin in some(FURTHER, first=6)),
     ],
     ids=_name,
 )
@@ -62,7 +62,7 @@ def test_every_placement_gives_the_same_bits(twin: Twin, placement: str, tmp_pat
 @pytest.mark.parametrize(
     ("twin", "make", "placement"),
     [
-        *((fp8(), mixtral, placement) for placement in some([RESTORED, "over two accelerators", *PLACEMENTS], first=2)),
+        *((fp8(), mixtral, placement) for placement in some([RESTORED, "over two accelerators", *PLACEMENTS], first=1)),
         *((twin, make, RESTORED) for twin, make in some(FURTHER_MIXTURES, first=1)),
     ],
     ids=_name,

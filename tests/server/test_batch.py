@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def test_prompts_may_be_tokens() -> None:
 @pytest.mark.usefixtures("accelerators")
 def test_one_fetch_of_a_streamed_block_serves_every_sequence() -> None:
     def fetches(prompts: list[str]) -> int:
-        model = dispatch_model(tiny_model(layers=4), {"": 0, "model.layers": "cpu"})
-        generate(model, prompts)
+        model = dispatch_model(tiny_model(), {"": 0, "model.layers": "cpu"})
+        generate(model, prompts, replace(GREEDY, max_tokens=3))
         return int(model.dispatch_stats()["virtual:0"]["fetches"])
 
     fetches(["a prompt!"])  # finds how the model is run by a forward, which later engines over equal models know
@@ -151,9 +152,10 @@ def test_steps_are_in_flight_where_layers_are_resident_on_several_accelerators()
     places = {"model.embed_tokens": "virtual:0", "model.rotary_emb": "virtual:0", "model.layers.0": "virtual:0"}
     places |= {"model.layers.1": "virtual:1", "model.norm": "virtual:1", "lm_head": "virtual:1"}
     model = dispatch_model(tiny_model(), places)
-    one = generate(model, PROMPTS)
+    short = replace(GREEDY, max_tokens=3)
+    one = generate(model, PROMPTS, short)
     assert "stages" not in model.dispatch_stats()
-    assert generate(model, PROMPTS, steps_in_flight=3) == one
+    assert generate(model, PROMPTS, short, steps_in_flight=3) == one
     assert model.dispatch_stats()["stages"].keys() == {"virtual:0", "virtual:1"}
 
 

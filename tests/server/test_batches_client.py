@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.examples import alike
 from tests.server.http.test_run import Child, process, wait_ready
 from tests.server.live import MODEL
 
@@ -111,7 +112,7 @@ def test_errors_raise_the_exception_classes_of_the_client(client: openai.OpenAI)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@alike("number", [signal.SIGKILL, signal.SIGTERM], first=1)
 def test_a_batch_outlives_its_server(number: signal.Signals, tmp_path: Path) -> None:
     content = requests("/v1/completions", 24, ignore_eos=True, temperature=0)
     with kept(tmp_path, delay=0.01) as (child, client):

@@ -17,6 +17,7 @@ from bigmodel.server import EngineOptions, Settings, create_app
 from bigmodel.server.adapters.files import adapters_bytes, read_adapter
 from bigmodel.server.engine.budget import claimed_bytes
 from bigmodel.server.loading import Loaded, Loading, LoadOptions, PlannedModel, load
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 from tests.server.adapters.trained import adapted, write_adapter
 from tests.server.live import serving
 from tests.server.models.several import CONTEXT, SEQUENCES, complete, save, served, several_app, text

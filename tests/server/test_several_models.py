@@ -26,6 +26,7 @@ from bigmodel.server.engine.compute.choose_runner import choose_runner
 from bigmodel.server.engine.compute.plain import PlainRunner
 from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.loading import LoadOptions, PlannedModel
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 from tests.server.http.test_fields import GOOD, OF_MODELS
 from tests.server.live import serving
 from tests.server.models.several import CONTEXT, SEQUENCES, complete, save, served, several_app, text
@@ -459,9 +460,9 @@ def test_a_request_waits_so_long_and_no_longer_for_one_in_use(
     with serving(app) as url:
         for name in ("b", "a"):  # from now on they are planned
             text(complete(url, name))
-        body = {"model": "a", "prompt": "the cat", "max_tokens": 40, "ignore_eos": True, "stream": True}
+        body = {"model": "a", "prompt": "the cat", "max_tokens": 20, "ignore_eos": True, "stream": True}
         served(app, "a").leases += 1  # as a request that is being prepared
-        app.state.server.pool.patience = 0.5
+        app.state.server.pool.patience = 0.2
         answer = complete(url, "b")
         assert (answer.status_code, code_of(answer), answer.headers["retry-after"]) == (503, "loading", "5")
         assert "waiting for a" in answer.text

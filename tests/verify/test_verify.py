@@ -55,9 +55,9 @@ use_machine(nominal_machine(), f"{folder}/nominal")
 # As many tokens as the model allows: no context length is given.
 results = {"llama": from_command_line(f"{folder}/llama", "--max-memory", "0=900KB,cpu=1GB", "--tolerance", "1e9")}
 for budget in sys.argv[2:]:
-    options = ["--max-memory", f"0={budget},cpu=1GB", "--context", "16", "--batch-size", "2"]
+    options = ["--max-memory", f"0={budget},cpu=1GB", "--context", "10", "--batch-size", "2"]
     results[f"mixtral {budget}"] = from_command_line(f"{folder}/mixtral", *options)
-quantised = ["--max-memory", "0=200KB,cpu=1GB", "--context", "16"]
+quantised = ["--max-memory", "0=200KB,cpu=1GB", "--context", "10"]
 results["quantised"] = from_command_line(f"{folder}/quantised", *quantised)
 # The link of this machine pays for a prompt and not for a step.
 use_machine(machine(link=1e8, host=4e-9), f"{folder}/slow_link")
@@ -86,7 +86,7 @@ def verified(folder: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     llama = LlamaConfig(
         hidden_size=64, intermediate_size=96, num_hidden_layers=8, num_attention_heads=4, vocab_size=160,
-        max_position_embeddings=32,
+        max_position_embeddings=20,
     )  # fmt: skip
     long = LlamaConfig(
         hidden_size=128, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, vocab_size=160,

@@ -48,7 +48,7 @@ def load(folder: str, **arguments: object) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def generated(model: LlamaForCausalLM) -> list[int]:
-    return model.generate(IDS, max_new_tokens=6, do_sample=False)[0].tolist()
+    return model.generate(IDS, max_new_tokens=3, do_sample=False)[0].tolist()
 
 
 def loading(folder: str, whole: LlamaForCausalLM) -> None:
@@ -101,7 +101,7 @@ def pipelines(folder: str, whole: LlamaForCausalLM) -> None:
 
     def tokens(**arguments: object) -> list[int]:
         made = pipeline("text-generation", model=folder, **arguments)
-        found = made([text, text], batch_size=2, max_new_tokens=6, do_sample=False, return_tensors=True)
+        found = made([text, text], batch_size=2, max_new_tokens=3, do_sample=False, return_tensors=True)
         one, other = (each[0]["generated_token_ids"] for each in found)
         assert one == other
         return one

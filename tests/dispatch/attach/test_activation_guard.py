@@ -491,7 +491,7 @@ def test_a_checkpoint_is_loaded_guarded_and_generates(
 
 
 @pytest.mark.slow
-@settings(max_examples=few(20))
+@settings(max_examples=few(14))
 @given(
     widths=st.lists(st.integers(4, 40), min_size=1, max_size=6).map(tuple),
     growth=st.lists(st.integers(1, 4), min_size=6, max_size=6).map(tuple),

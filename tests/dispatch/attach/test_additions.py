@@ -64,7 +64,7 @@ def trained(model: nn.Module, x: torch.Tensor, steps: int = 3) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device_map", [{"": "cpu"}, LAST_IS_OFFLOADED])
+@alike("device_map", [{"": "cpu"}, LAST_IS_OFFLOADED], first=1)
 def test_they_are_trained_by_a_plain_loop(device_map: dict[str, Any]) -> None:
     resident = adapted(stack().train().to(at(0)))
     model = adapted(dispatch_model(stack().train(), device_map, main_device=at(0)))

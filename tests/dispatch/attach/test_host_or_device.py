@@ -33,6 +33,7 @@ from bigmodel.dispatch.placement.options import Options
 from bigmodel.dispatch.placement.resolve import resolve_given
 from bigmodel.plan import plan
 from bigmodel.profile import profile_model
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 
 from ...examples import alike
 from ...plan.machines import machine

@@ -40,7 +40,7 @@ def streamed(tmp_path: Path) -> LlamaForCausalLM:
 
 @pytest.fixture
 def streamed_to_accelerator(every_accelerator: str) -> LlamaForCausalLM:
-    return dispatch_model(llama(layers=2), {"": 0, "model.layers": "cpu"})
+    return dispatch_model(llama(layers=1), {"": 0, "model.layers": "cpu"})
 
 
 def run(model: torch.nn.Module, tokens: torch.Tensor = TOKENS) -> torch.Tensor:

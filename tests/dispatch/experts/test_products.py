@@ -77,7 +77,7 @@ def test_outputs_are_those_of_the_resident_model(build: Callable[[], nn.Module],
 
 
 @pytest.mark.slow
-@settings(max_examples=few(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(2), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     split=st.builds(ExpertSplit, st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0, 3), st.integers(1, 9)),
     slots=st.integers(1, 24),

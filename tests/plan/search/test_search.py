@@ -130,7 +130,7 @@ def test_blocks_are_computed_on_the_cpu_if_that_is_faster_than_fetching_them() -
 
 
 @pytest.mark.slow
-@settings(max_examples=few(12))
+@settings(max_examples=few(8))
 @given(st.lists(st.tuples(sizes, times, times, times), min_size=13, max_size=24), st.integers(10, 150))
 def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
     parts: list[tuple[int, float, float, float]], budget: int

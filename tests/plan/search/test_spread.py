@@ -174,7 +174,7 @@ def test_a_table_shows_the_devices_of_a_run_together() -> None:
     st.sampled_from(["latency", "throughput"]),
 )
 @example(rates=[1e9, 1e7], shares=[0.0764, 0.7831], objective="latency")  # where the tries did not reach the last part
-@settings(max_examples=few(4))
+@settings(max_examples=few(3))
 def test_spread_plans_keep_every_budget_and_are_never_slower(
     rates: list[float], shares: list[float], objective: str
 ) -> None:

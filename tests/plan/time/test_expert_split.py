@@ -16,7 +16,7 @@ from ..machines import machine
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
-LINKS = some([1e9, 1e11, 1e7, 3e8, 3e9, 1e10], first=2)
+LINKS = some([1e9, 1e11, 1e7, 3e8, 3e9, 1e10], first=1)
 
 
 @cache
@@ -85,5 +85,6 @@ def test_nothing_is_divided_unless_the_host_may_compute(offload: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_function_that_adds_up_expert_after_expert_is_not_divided() -> None:
+def test_a_function_that_adds_up_expert_after_expert_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bigmodel.plan.search.search.EXACT", 0)  # which takes a second
     assert planned(1e9, of=profile("eager")).expert_split is None

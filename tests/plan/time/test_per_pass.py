@@ -142,7 +142,7 @@ def test_a_choice_of_forms_is_no_slower_than_one_where_a_placement_is_over_by_li
 
 
 @pytest.mark.slow
-@settings(max_examples=few(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(3), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 4_000_000), st.integers(0, 5_000_000), st.sampled_from(["latency", "throughput"]))
 def test_budgets_hold_and_no_job_takes_longer_than_with_one_form(room: int, host: int, objective: str) -> None:
     of = profile(64)

@@ -58,9 +58,9 @@ def test_a_model_of_other_layers_shares_nothing() -> None:
     def profile(slides: bool) -> Profile:
         from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-        kinds = ["sliding_attention" if slides and at % 2 else "full_attention" for at in range(6)]
+        kinds = ["sliding_attention" if slides and at % 2 else "full_attention" for at in range(4)]
         sizes: Any = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-        config = Gemma3TextConfig(**sizes, head_dim=8, vocab_size=32, num_hidden_layers=6, layer_types=kinds)
+        config = Gemma3TextConfig(**sizes, head_dim=8, vocab_size=32, num_hidden_layers=4, layer_types=kinds)
         config.sliding_window = 4
         return profile_model(Gemma3ForCausalLM(config), context_length=12, new_tokens=4)
 

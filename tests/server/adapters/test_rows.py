@@ -34,7 +34,7 @@ PROMPTS = {
 }
 """A prompt for the model itself, and one for each adapter."""
 
-LAYERS = 4
+LAYERS = 3
 """Of the model that is streamed in part."""
 
 

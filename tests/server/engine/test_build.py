@@ -82,7 +82,7 @@ def test_what_attention_gathers_from_pages_keeps_to_the_budget(tmp_path: Path, a
     gc.collect()
     reset_peak_memory(0)
     made.start()
-    collectors = [ask(made, f"the cat {n} " * 17, max_tokens=18, ignore_eos=True) for n in range(8)]
+    collectors = [ask(made, f"the cat {n} " * 17, max_tokens=14, ignore_eos=True) for n in range(8)]
     for collector in collectors:
         collector.wait()
     made.stop()

@@ -115,7 +115,7 @@ def test_bits_are_equal_while_requests_arrive_and_leave() -> None:
     rng = random.Random(1)
     asked = prompts(12, 2 * B)
     quiet = tiny_engine(prefix_cache=False)
-    alone = run_alone(quiet, asked, 12)
+    alone = run_alone(quiet, asked, 6)
     quiet.stop()
     busy = tiny_engine(max_sequences=5, max_batch_tokens=5 + B)
     collectors: list[Collector] = []
@@ -123,7 +123,7 @@ def test_bits_are_equal_while_requests_arrive_and_leave() -> None:
         disturbing = make_request(prompts(1, 300)[0], max_tokens=300, ignore_eos=True)
         if index % 3 == 0:
             busy.submit(disturbing)
-        collectors.append(ask(busy, prompt, max_tokens=12, **settings(index)))
+        collectors.append(ask(busy, prompt, max_tokens=6, **settings(index)))
         time.sleep(rng.random() * 0.01)  # only varies what runs together; nothing depends on it
         if index % 3 == 0:
             busy.cancel(disturbing)
@@ -137,11 +137,11 @@ def test_bits_are_equal_while_requests_arrive_and_leave() -> None:
 def test_bits_are_equal_if_sequences_are_preempted_and_recomputed() -> None:
     asked = prompts(5, 2 * B)
     roomy = tiny_engine()
-    alone = run_alone(roomy, asked, 40)
+    alone = run_alone(roomy, asked, 24)
     roomy.stop()
     per_token = 2 * 2 * 2 * 16 * 4
-    tight = tiny_engine(kv_bytes=per_token * 5 * B, prefix_cache=False)
-    collectors = [ask(tight, p, max_tokens=40, **settings(i)) for i, p in enumerate(asked)]
+    tight = tiny_engine(kv_bytes=per_token * 4 * B, prefix_cache=False)
+    collectors = [ask(tight, p, max_tokens=24, **settings(i)) for i, p in enumerate(asked)]
     for collector, expected in zip(collectors, alone, strict=True):
         assert isinstance(collector.wait(), Done)
         assert flat(collector) == expected
@@ -155,10 +155,10 @@ def test_bits_are_equal_with_the_prefix_cache(engine: Engine) -> None:
     shared = prompts(1, 10)[0] * 100
     asked = [shared[: 3 * B] + extra for extra in prompts(6, 2 * B)]
     cold = tiny_engine(prefix_cache=False)
-    expected = run_alone(cold, asked, 10)
+    expected = run_alone(cold, asked, 4)
     cold.stop()
-    assert run_alone(engine, asked, 10) == expected
-    again = ask(engine, asked[0], max_tokens=10, **settings(0))
+    assert run_alone(engine, asked, 4) == expected
+    again = ask(engine, asked[0], max_tokens=4, **settings(0))
     done = again.wait()
     assert isinstance(done, Done)
     assert done.cached_tokens >= 3 * B

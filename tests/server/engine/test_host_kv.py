@@ -14,6 +14,7 @@ from bigmodel.plan import Plan
 from bigmodel.server import Loaded
 from bigmodel.server.engine import Engine, EngineOptions, build_engine
 from bigmodel.server.loading import PlannedModel, load
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 from tests.server.tiny import ask, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -46,10 +47,10 @@ def planned(folder: Path, budget: int) -> Plan:
 def answers(engine: Engine) -> list[list[int]]:
     """Ask all at once, and once more what begins with a cached prompt."""
     engine.start()
-    asked = [ask(engine, prompt, max_tokens=4, ignore_eos=True, temperature=0.0) for prompt in PROMPTS]
+    asked = [ask(engine, prompt, max_tokens=2, ignore_eos=True, temperature=0.0) for prompt in PROMPTS]
     for each in asked:
         each.wait()
-    asked.append(ask(engine, PROMPTS[0] + "again", max_tokens=4, ignore_eos=True, temperature=0.0))
+    asked.append(ask(engine, PROMPTS[0] + "again", max_tokens=2, ignore_eos=True, temperature=0.0))
     asked[-1].wait()
     engine.stop()
     return [each.tokens() for each in asked]

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.usefixtures("accelerators"), pytest.mark.slow]
 CONTEXT, SEQUENCES = 384, 4
 OPTIONS = EngineOptions(max_sequences=SEQUENCES, max_batch_tokens=192)
 LONG = [
+    ("llama", 0.95),
     ("gemma3", 0.95),
     ("gpt-oss", 0.95),
     ("qwen3-moe", 1.0),
@@ -80,7 +81,6 @@ def total_of(folder: Path, chunk: int | None) -> int:
     ("name", "share"),
     [
         ("llama", 1.0),
-        ("llama", 0.95),
         *(pytest.param(*each, marks=pytest.mark.long) for each in LONG),
     ],
 )

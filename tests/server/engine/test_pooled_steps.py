@@ -12,6 +12,7 @@ from bigmodel.server.engine import Delta, Done, EngineOptions, Failed, Request, 
 from bigmodel.server.engine.compute.plain import PlainRunner
 from bigmodel.server.engine.core import EngineCore
 from bigmodel.server.engine.sampling.pooling import PoolingKind, PoolingParams
+from tests.examples import alike
 from tests.server import oracle
 from tests.server.encoders import cross_encoder, encoder, pair_tokenizer, states
 from tests.server.engine.sampling.test_pooling import OWN
@@ -83,7 +84,7 @@ def test_models_that_are_computed_one_by_one_give_the_same(kind: PoolingKind, ca
         check(vector(collector), OWN[kind](states(tiny_model(), prompt)))
 
 
-@pytest.mark.parametrize("layers", [{"": "cpu"}, {"": "virtual:0", "model.layers": "cpu"}])
+@alike("layers", [{"": "cpu"}, {"": "virtual:0", "model.layers": "cpu"}], first=1)
 @pytest.mark.slow
 def test_a_streamed_model_gives_the_same(layers: dict[str, str], accelerators: None) -> None:
     streamed = core(dispatch_model(tiny_model(), layers, main_device="virtual:0"), kv_bytes=16 << 20)

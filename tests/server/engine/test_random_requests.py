@@ -16,6 +16,7 @@ from bigmodel.server.engine import Done, Engine, EngineOptions, Failed, build_en
 from bigmodel.server.engine.budget import planned_chunk
 from bigmodel.server.loading import load
 from tests.examples import alike
+from tests.plan.brief import plans_are_searched_briefly as plans_are_searched_briefly
 from tests.server.tiny import Collector, make_request, tiny_model, tiny_tokenizer
 
 from .test_engine import everything

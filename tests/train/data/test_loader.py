@@ -172,8 +172,14 @@ def test_seedable_shuffling_does_not_touch_the_global_generator() -> None:
     assert first[0] != first[1]
 
 
-@pytest.mark.parametrize("seedable", [False, True])
-@pytest.mark.parametrize(("taken", "workers"), [(1, 0), (2, 0), (4, 0), pytest.param(2, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("taken", "workers", "seedable"),
+    [
+        *((taken, 0, seedable) for taken in (1, 2, 4) for seedable in (False, True)),
+        pytest.param(2, 1, False, marks=pytest.mark.slow),
+        pytest.param(2, 1, True, marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
+)
 def test_an_interrupted_pass_is_continued_in_its_order(taken: int, workers: int, seedable: bool) -> None:
     def loader() -> DataLoaderShard:
         bare = DataLoader(range(11), batch_size=3, shuffle=True, num_workers=workers)
@@ -273,8 +279,15 @@ def test_a_pass_that_was_left_is_taken_up_only_by_skipping_into_it() -> None:
     assert sorted(order + rest) == list(range(10))
 
 
-@pytest.mark.parametrize("make", [lambda: Stream(10), lambda: range(10)], ids=["iterable", "map"])
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("workers", "make"),
+    [
+        pytest.param(0, lambda: Stream(10), id="0-iterable"),
+        pytest.param(0, lambda: range(10), id="0-map"),
+        pytest.param(2, lambda: range(10), id="2-map", marks=pytest.mark.slow),
+        pytest.param(2, lambda: Stream(10), id="2-iterable", marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
+)
 def test_a_stateful_loader_goes_on_by_itself(make: Any, workers: int) -> None:
     pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
     dataset = make()
