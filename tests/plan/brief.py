@@ -8,6 +8,9 @@ import pytest
 
 from bigmodel.plan.search import search
 
+EXACT = search.EXACT
+"""What the exact search is limited to elsewhere."""
+
 
 @pytest.fixture(autouse=True, scope="module")
 def plans_are_searched_briefly() -> Iterator[None]:
