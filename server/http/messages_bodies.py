@@ -88,7 +88,8 @@ class ToolResultBlock(Cached):
     @property
     def images(self) -> list[ImageBlock]:
         """Its images."""
-        return [block for block in self.content or () if isinstance(block, ImageBlock)]
+        blocks = self.content if isinstance(self.content, list) else []
+        return [block for block in blocks if isinstance(block, ImageBlock)]
 
 
 Block = Annotated[

@@ -120,7 +120,8 @@ class CallOutputItem(Body):
     @property
     def images(self) -> list[InputImage]:
         """Its images."""
-        return [part for part in self.output if isinstance(part, InputImage)]
+        parts = self.output if isinstance(self.output, list) else []
+        return [part for part in parts if isinstance(part, InputImage)]
 
 
 class ReasoningText(Body):
