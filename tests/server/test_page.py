@@ -433,7 +433,7 @@ def test_one_of_several_models_is_chosen(browser: Any, tmp_path: Path) -> None:
         shows(page, "#models", "^ab$")
         shows(page, "#running", "^0 / 2$")
         assert page.title().startswith("b ")
-        assert served(app, "b").running.engine.core.counts.generated == 5
+        assert 1 <= served(app, "b").running.engine.core.counts.generated <= 5  # a drawn token may end the text
         assert served(app, "a").running.engine.core.counts.generated == 0
 
 
