@@ -21,6 +21,7 @@ def two() -> list[Outcome]:
     return outcomes(*SMALL)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_case_is_the_same_whatever_came_before_it(two: list[Outcome]) -> None:
     assert outcomes(SMALL[1]) == two[1:]

@@ -13,6 +13,7 @@ from bigmodel.benchmarks.threads import WIDTH, repeated_forwards
 from .answering import answer, rows
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_output_of_ours_is_right(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["threads", "--callers", "4"], workdir, capsys)

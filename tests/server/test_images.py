@@ -420,9 +420,7 @@ def test_the_largest_images_keep_to_the_budget_of_an_accelerator(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind.name.startswith("qwen2") or kind.name == "qwen3_vl"], ids=repr
-)
+@alike("kind", [kind for kind in KINDS if kind.name.startswith("qwen2") or kind.name == "qwen3_vl"], first=1, ids=repr)
 def test_activations_are_planned_where_placeholders_are_counted(
     kind: VisionKind, tmp_path: Path, accelerators: None, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -156,10 +156,9 @@ def test_weights_on_disk_are_trained_in_memory_and_the_checkpoint_stays(tmp_path
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("home", "adapted"), [pytest.param("cpu", "before", marks=pytest.mark.long), ("disk", "after")]
-)
+@pytest.mark.parametrize(("home", "adapted"), [("cpu", "before"), ("disk", "after")])
 def test_adapters_of_a_frozen_base_are_trained(tmp_path: Path, home: str, adapted: str) -> None:
     expected = resident(DEEP, lora, steps=2)
     accelerator = Accelerator()

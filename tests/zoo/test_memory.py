@@ -15,6 +15,7 @@ from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.trace.inputs import padding_mask, padding_of, parameters_of
 from bigmodel.profile.trace.uses import uses_of
 
+from ..examples import alike
 from .families import FORWARD, GENERATING, HEARING, ROUTING, SEEING
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -118,6 +119,7 @@ def image_and_text(family: str) -> dict[str, torch.Tensor]:
     return {**found, "pixel_values": torch.zeros(BATCH, 3, 32, 32), **extra}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("family", some(SEEING, "llava"))
 def test_the_peak_of_generating_from_an_image_is_planned(family: str) -> None:
@@ -130,7 +132,7 @@ def test_the_peak_of_generating_from_an_image_is_planned(family: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", some(HEARING, "whisper"))
-@pytest.mark.parametrize("new_tokens", [3, 40])
+@alike("new_tokens", [3, 40], first=1)
 def test_the_peak_of_transcribing_is_planned_to_the_byte(family: str, new_tokens: int) -> None:
     model = HEARING[family]().eval()
     profile = profile_model(

@@ -150,6 +150,7 @@ def test_the_peak_is_the_planned_one_and_within_the_budget(budget: int) -> None:
     assert max_memory_allocated(0) - before == found.devices[0].total <= budget
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_prompt_in_chunks_attends_to_keys_and_values_on_the_host_within_the_plan() -> None:
     chunk = 16

@@ -40,7 +40,7 @@ def streamed(tmp_path: Path) -> LlamaForCausalLM:
 
 @pytest.fixture
 def streamed_to_accelerator(every_accelerator: str) -> LlamaForCausalLM:
-    return dispatch_model(llama(layers=1), {"": 0, "model.layers": "cpu"})
+    return dispatch_model(llama(layers=2), {"": 0, "model.layers": "cpu"})
 
 
 def run(model: torch.nn.Module, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
@@ -83,6 +83,7 @@ def test_blocks_streamed_to_an_accelerator_are_traced_with_the_same_bits(
 
 
 @pytest.mark.virtual_only("what it cannot be compiled with")
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_virtual_accelerator_says_which_backend_it_can_be_compiled_with(
     streamed_to_accelerator: LlamaForCausalLM,

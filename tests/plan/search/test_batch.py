@@ -95,6 +95,7 @@ class TestPlan:
     def at(self, budget: int, **options: Any) -> Plan:
         return plan(self.model, {0: budget, "cpu": "1GB"}, objective="throughput", machine=MACHINE, **SHAPES, **options)
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_throughput_chooses_a_batch_at_least_as_fast_as_every_fixed_one(self) -> None:
         budget = int(0.8 * sum(parameter.nbytes for parameter in self.model.parameters()))

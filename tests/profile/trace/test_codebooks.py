@@ -19,7 +19,7 @@ PLACEMENTS = ("auto", "two accelerators")
 @alike(
     ("name", "placements"),
     [("musicgen", PLACEMENTS[:1]), ("musicgen", PLACEMENTS), ("musicgen_melody", PLACEMENTS)],
-    first=1,
+    first=0,
 )
 def test_their_generation_is_planned_from_the_text_to_the_sound(name: str, placements: tuple[str, ...]) -> None:
     """One profile and one generation that is not dispatched, for all placements."""

@@ -53,6 +53,7 @@ def test_models_that_differ_in_more_share_nothing() -> None:
         assert different() == expected
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_of_other_layers_shares_nothing() -> None:
     def profile(slides: bool) -> Profile:

@@ -140,6 +140,7 @@ def is_running(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_bomb_ends_a_child_and_not_the_process_that_has_imported_the_libraries(own: GrammarCompiler) -> None:
     before = process_of(own)
@@ -149,6 +150,7 @@ def test_a_bomb_ends_a_child_and_not_the_process_that_has_imported_the_libraries
     assert process_of(own) is before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_worker_that_ended_is_started_again(own: GrammarCompiler) -> None:
     process_of(own).kill()
@@ -158,6 +160,7 @@ def test_a_worker_that_ended_is_started_again(own: GrammarCompiler) -> None:
     own.compile(wanted)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_worker_has_a_group_of_its_own_in_the_session_where_its_niceness_counts(own: GrammarCompiler) -> None:
     own.compile(json_text(pattern("^[a-c]{8}$")))
@@ -167,6 +170,7 @@ def test_a_worker_has_a_group_of_its_own_in_the_session_where_its_niceness_count
     assert os.getpriority(os.PRIO_PROCESS, worker) >= 10
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @alike("starved", [False, True], first=1)
 def test_a_child_leaves_processors_to_others_and_ends_with_the_server(own: GrammarCompiler, starved: bool) -> None:

@@ -121,6 +121,7 @@ def test_a_mask_that_takes_too_long_fails_its_sequence_and_no_other() -> None:
     fine.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_process_of_a_sequence_ends_with_it(own: GrammarCompiler) -> None:
     state = begun(SCHEMA, own)
@@ -130,6 +131,7 @@ def test_the_process_of_a_sequence_ends_with_it(own: GrammarCompiler) -> None:
     process.wait(60)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_forks_the_processes_is_started_again_for_a_grammar_that_is_kept(own: GrammarCompiler) -> None:
     state, grammar = begun(SCHEMA, own), own.compile(json_text(SCHEMA))
