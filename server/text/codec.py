@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bigmodel.errors import ServeError
+from bigmodel.server.text.long_texts import LongTexts
 
 _BYTES = 4  # of the longest UTF-8 character
 _REPLACEMENT = "\ufffd"
@@ -60,6 +61,7 @@ class TextCodec:
         self.vocabulary_size = len(tokenizer)
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self._byte_level = self._is_byte_level()
+        self._long = LongTexts(tokenizer)
         apply = getattr(tokenizer, "apply_chat_template", None)
         own = () if apply is None else inspect.signature(apply).parameters
         self.not_for_templates = frozenset({"self", "messages", *own}) - _FOR_CLIENTS
@@ -84,14 +86,15 @@ class TextCodec:
     def encode(self, text: str, *, add_special_tokens: bool = True, longest: int | None = None) -> list[int]:
         """Return the tokens of a text.
 
-        A call takes no longer for a client that has left meanwhile than for one that waits: at most the time for the
-        longest text that is tokenised, whose tokens fit the context or are a few more. It cannot be cut into pieces
-        between which one would look: only of some tokenizers are the tokens of the pieces those of the text. Unigram
-        models choose the likeliest tokens of all of it, BPE without a split before it merges across white space, and
-        normalisers put a prefix before each text and compose characters across a cut.
+        It ends when a client leaves, see `long_texts.left`: a long text is tokenised in a process that is ended then,
+        unless the tokenizer is written in Python. It cannot be cut into pieces between which one would look: only of
+        some tokenizers are the tokens of the pieces those of the text. Unigram models choose the likeliest tokens of
+        all of it, BPE without a split before it merges across white space, and normalisers put a prefix before each
+        text and compose characters across a cut.
 
         Raises:
             TooManyTokensError: they are more than `longest`. A far longer text is not tokenised to its end.
+            EncodeError: a long text takes too much time or memory, or the tokenizer fails at it.
         """
         # A text cut within a word may have a few tokens more than the same part of the whole text.
         size = len(text) if longest is None else 2 * longest + 64
@@ -106,11 +109,18 @@ class TextCodec:
         return tokens
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        found = self._long.encode((text,), ("ids",), special=add_special_tokens)
+        ids: list[int] = (
+            self.tokenizer.encode(text, add_special_tokens=add_special_tokens) if found is None else found[0]
+        )
         return ids
 
     def encode_pair(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
         """Tokens and token types of a text, or of two that belong together; no types where the tokenizer gives none."""
+        found = self._long.encode((first, second) if second else (first,), ("ids", "type_ids"), special=True)
+        if found is not None:
+            ids, types = found
+            return ids, types if "token_type_ids" in self.tokenizer.model_input_names else []
         encoded = self.tokenizer(first) if second is None else self.tokenizer(first, second)
         return list(encoded["input_ids"]), list(encoded.get("token_type_ids") or ())
 
@@ -119,7 +129,7 @@ class TextCodec:
         size = 8 * max(0, tokens) + 64
         while True:
             part = text[:size]
-            places = self.tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            places = self._places(part)
             # A text cut within a word may have a few tokens more than the same part of the whole text.
             if len(places) > tokens + 64 or size >= len(text):
                 break
@@ -130,6 +140,20 @@ class TextCodec:
         while kept and places[kept][0] < places[kept - 1][1]:  # within a character of several tokens
             kept -= 1
         return part[: places[kept - 1][1]] if kept else ""
+
+    def _places(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of a text begins and ends in it, special ones left out."""
+        found = self._long.encode((text,), ("offsets",), special=False)
+        if found is not None:
+            return list(zip(found[0][::2], found[0][1::2]))
+        places: list[tuple[int, int]] = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
+            "offset_mapping"
+        ]
+        return places
+
+    def close(self) -> None:
+        """End the processes that tokenise long texts."""
+        self._long.close()
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids``; incomplete characters become U+FFFD."""
