@@ -87,8 +87,15 @@ class LongTexts:
         if leaves is None or not self._usable or sum(map(len, texts)) < LONG:
             return None
         written = [text.encode("utf-8", "surrogatepass") for text in texts]
-        asked = json.dumps({"sizes": list(map(len, written)), "wanted": list(wanted), "special": special}).encode()
-        connection = self._asked(asked, b"".join(written))
+        content = b"".join(written)
+        asked = {
+            "sizes": list(map(len, written)),
+            "wanted": list(wanted),
+            "special": special,
+            "seconds": SECONDS + SECONDS_PER_BYTE * len(content),
+            "memory": MEMORY_BYTES + MEMORY_PER_BYTE * len(content),
+        }
+        connection = self._asked(json.dumps(asked).encode(), content)
         if connection is None:
             return None
         with connection:
@@ -230,8 +237,7 @@ def _tokenise(tokenizer: Any, piece: forked.Piece) -> NoReturn:
     connection = piece.socket
     try:
         asked, content = json.loads(piece.header), piece.content()
-        size = len(content)
-        forked.limit(SECONDS + SECONDS_PER_BYTE * size, MEMORY_BYTES + MEMORY_PER_BYTE * size, STACK_BYTES)
+        forked.limit(asked["seconds"], asked["memory"], STACK_BYTES)
         forked.end_when_closed(connection)
         begin, texts = 0, []
         for size in asked["sizes"]:
