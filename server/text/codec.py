@@ -6,15 +6,24 @@ stop string.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from bigmodel.errors import ServeError
 from bigmodel.server.text.long_texts import LongTexts
+
+T = TypeVar("T")
+
+TEMPLATE_SECONDS = 10.0
+"""How long a chat template may take."""
 
 _BYTES = 4  # of the longest UTF-8 character
 _REPLACEMENT = "\ufffd"
@@ -42,6 +51,10 @@ class TemplateError(ServeError, ValueError):
     """The chat template refused its input."""
 
 
+class TemplateTimeError(ServeError):
+    """The chat template did not end in time."""
+
+
 class TooManyTokensError(ServeError, ValueError):
     """A text has more tokens than were asked for: `least` or more."""
 
@@ -63,6 +76,10 @@ class TextCodec:
         self._byte_level = self._is_byte_level()
         self._long = LongTexts(tokenizer)
         apply = getattr(tokenizer, "apply_chat_template", None)
+        if apply is not None:
+            from bigmodel.server.text.template_bounds import bound_templates  # imports transformers' templates
+
+            bound_templates()
         own = () if apply is None else inspect.signature(apply).parameters
         self.not_for_templates = frozenset({"self", "messages", *own}) - _FOR_CLIENTS
 
@@ -172,13 +189,16 @@ class TextCodec:
     ) -> str:
         """Return a conversation as text, in the model's chat template (a plain one if it has none).
 
-        Raises TemplateError when the template raises, or takes no tools and some are given.
+        Raises:
+            TemplateError: the template raises, makes something too large, or takes no tools and some are given.
+            TemplateTimeError: it does not end within `TEMPLATE_SECONDS`.
         """
         try:
             template = self._template(tools)
             if tools and "tools" not in template:
                 raise TemplateError("the model's chat template has no place for tools; leave them out")
-            text: str = self.tokenizer.apply_chat_template(
+            render = partial(
+                self.tokenizer.apply_chat_template,
                 messages,
                 tools=tools,
                 chat_template=template,
@@ -186,7 +206,8 @@ class TextCodec:
                 tokenize=False,
                 **(extra or {}),
             )
-        except TemplateError:
+            text: str = _templates.ended_after(TEMPLATE_SECONDS, render)
+        except (TemplateError, TemplateTimeError):
             raise
         except Exception as error:  # templates are programs: they may raise anything
             raise TemplateError(f"the chat template refused the messages: {error}") from error
@@ -227,6 +248,71 @@ class TextCodec:
     def _is_byte_level(self) -> bool:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         return "ByteLevel" in str(getattr(backend, "decoder", None))
+
+
+class _TimeIsOver(BaseException):
+    """Raised in a thread from another one; no Exception, which a library may catch."""
+
+
+@dataclass
+class _Call:
+    """When a function is told to end, and whether it was."""
+
+    end: float
+    told: bool = False
+
+
+class _TimeLimits:
+    """Ends functions that take too long, by an exception that their threads raise at their next instruction."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _Call] = {}  # by thread, until the function returns or is about to be told
+        self._begun = threading.Event()
+        self._lock = threading.Lock()
+        self._watching: threading.Thread | None = None
+
+    def ended_after(self, seconds: float, function: Callable[[], T]) -> T:
+        """Return what `function` returns. Raises TemplateTimeError if it does not return within so many seconds."""
+        thread = threading.get_ident()
+        self._calls[thread] = call = _Call(time.monotonic() + seconds)
+        self._watch()
+        try:
+            try:
+                return function()
+            finally:
+                if self._calls.pop(thread, None) is None:
+                    while not call.told:
+                        time.sleep(0.001)
+                    _raise_in(thread, None)  # where it has ended otherwise: the exception would come later
+        except _TimeIsOver:
+            raise TemplateTimeError(f"the model's chat template did not end within {seconds:g} seconds") from None
+
+    def _watch(self) -> None:
+        self._begun.set()
+        if self._watching is None or not self._watching.is_alive():  # as in a forked process
+            with self._lock:
+                self._watching = threading.Thread(target=self._end_all, name="chat templates", daemon=True)
+                self._watching.start()
+
+    def _end_all(self) -> None:
+        while self._begun.wait():
+            self._begun.clear()
+            while calls := list(self._calls.items()):
+                thread, call = min(calls, key=lambda item: item[1].end)
+                if call.end > time.monotonic():
+                    time.sleep(call.end - time.monotonic())
+                elif self._calls.pop(thread, None) is not None:
+                    _raise_in(thread, _TimeIsOver)
+                    call.told = True
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Have a thread raise an exception at its next instruction; None: not any more."""
+    raised = None if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+
+
+_templates = _TimeLimits()
 
 
 # Used for models without a template (base models): one line per message.

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.errors import ServeError
-from bigmodel.server.text.codec import Detokenizer, StopChecker, TextCodec
+from bigmodel.server.text.codec import (
+    Detokenizer,
+    StopChecker,
+    TemplateError,
+    TemplateTimeError,
+    TextCodec,
+    _TimeLimits,
+)
 from tests.server.tiny import EOS, spaced_tokenizer, tiny_tokenizer
 
 codec = TextCodec(tiny_tokenizer())
@@ -87,6 +97,68 @@ def test_tools_are_refused_if_the_template_ignores_them(monkeypatch: pytest.Monk
 def test_an_error_of_the_template_is_a_serve_error() -> None:
     with pytest.raises(ServeError, match="template refused"):
         codec.render_chat([{"role": "user", "content": "b"}], extra={"messages": 5})
+
+
+ENDLESS = (
+    "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bigmodel.server.text.codec._templates", _TimeLimits())
+    monkeypatch.setattr("bigmodel.server.text.codec.TEMPLATE_SECONDS", 0.05)
+    message = {"role": "user", "content": "b"}
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", ENDLESS)
+    for _ in range(2):
+        with pytest.raises(TemplateTimeError, match="the model's chat template did not end within"):
+            codec.render_chat([message])
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", None)
+    assert codec.render_chat([message]) == "user: b\nassistant:"
+
+
+def test_only_what_is_too_slow_is_ended() -> None:
+    limits = _TimeLimits()
+
+    def unless_ended() -> str:
+        try:
+            while True:
+                time.sleep(0.001)
+        except BaseException:
+            return "not ended"
+
+    with ThreadPoolExecutor(3) as threads:
+        endless = [threads.submit(limits.ended_after, 0.05, lambda: [None for _ in iter(int, 1)]) for _ in range(2)]
+        assert [limits.ended_after(60, number.bit_length) for number in range(9)] == [0, 1, 2, 2, 3, 3, 3, 3, 4]
+        assert all(isinstance(each.exception(60), TemplateTimeError) for each in endless)
+        assert limits.ended_after(0.05, unless_ended) == "not ended"  # and nothing is raised in the thread afterwards
+        with pytest.raises(ZeroDivisionError):
+            limits.ended_after(60, lambda: 1 // 0)
+    assert limits._calls == {}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 10**10 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ (messages * 10**8) | length }}",
+        "{{ messages[0]['content'].ljust(10**10) }}",
+        "{% set ns = namespace(x='aa') %}{% for _ in range(100) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=3) %}{% for _ in range(100) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    ],
+)
+def test_a_template_makes_nothing_that_is_too_large(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", template)
+    with pytest.raises(TemplateError, match="an operation makes too much"):
+        codec.render_chat([{"role": "user", "content": "b"}])
+
+
+def test_operators_of_templates_are_those_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = (
+        "{{ 2 ** 10 }} {{ 2 ** -1 }} {{ 1.5 * 3 }} {{ 'ab' * 2 }} {{ 2 * 'ab' }} {{ [1] + [2] }} {{ 'a'.center(3) }}|"
+    )
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", template)
+    assert codec.render_chat([{"role": "user", "content": "b"}]) == "1024 0.5 4.5 abab abab [1, 2]  a |"
 
 
 def pieces(ids: list[int], prompt: list[int] | None = None, codec: TextCodec = codec) -> list[str]:
