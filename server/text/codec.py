@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from bigmodel.errors import ServeError
-from bigmodel.server.text.long_texts import LongTexts
+from bigmodel.server.text import long_texts
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class TextCodec:
         self.vocabulary_size = len(tokenizer)
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self._byte_level = self._is_byte_level()
-        self._long = LongTexts(tokenizer)
+        self._long = long_texts.LongTexts(tokenizer)
         apply = getattr(tokenizer, "apply_chat_template", None)
         if apply is not None:
             from bigmodel.server.text.template_bounds import bound_templates  # imports transformers' templates
@@ -126,15 +126,15 @@ class TextCodec:
         return tokens
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        found = self._long.encode((text,), ("ids",), special=add_special_tokens)
-        ids: list[int] = (
-            self.tokenizer.encode(text, add_special_tokens=add_special_tokens) if found is None else found[0]
-        )
+        found = self._outside((text,), ("ids",), special=add_special_tokens)
+        if found is not None:
+            return found[0]
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
     def encode_pair(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
         """Tokens and token types of a text, or of two that belong together; no types where the tokenizer gives none."""
-        found = self._long.encode((first, second) if second else (first,), ("ids", "type_ids"), special=True)
+        found = self._outside((first, second) if second else (first,), ("ids", "type_ids"), special=True)
         if found is not None:
             ids, types = found
             return ids, types if "token_type_ids" in self.tokenizer.model_input_names else []
@@ -160,13 +160,18 @@ class TextCodec:
 
     def _places(self, text: str) -> list[tuple[int, int]]:
         """Where each token of a text begins and ends in it, special ones left out."""
-        found = self._long.encode((text,), ("offsets",), special=False)
+        found = self._outside((text,), ("offsets",), special=False)
         if found is not None:
             return list(zip(found[0][::2], found[0][1::2]))
-        places: list[tuple[int, int]] = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
-            "offset_mapping"
-        ]
-        return places
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoded["offset_mapping"])
+
+    def _outside(self, texts: Sequence[str], wanted: Sequence[str], *, special: bool) -> list[list[int]] | None:
+        """What is wanted of long texts whose client may leave, see `LongTexts`; None of others."""
+        leaves = long_texts.left.get()
+        if leaves is None or sum(map(len, texts)) < long_texts.LONG:
+            return None
+        return self._long.encode(texts, wanted, leaves, special=special)
 
     def close(self) -> None:
         """End the processes that tokenise long texts."""

@@ -67,24 +67,25 @@ class LongTexts:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def encode(self, texts: Sequence[str], wanted: Sequence[str], *, special: bool) -> list[list[int]] | None:
-        """Return tokens of a text, or of two that belong together; None for what is tokenised in the calling thread.
+    def encode(
+        self, texts: Sequence[str], wanted: Sequence[str], leaves: Future[None], *, special: bool
+    ) -> list[list[int]] | None:
+        """Return tokens of a text, or of two that belong together; None where the calling thread has to make them.
 
-        That are short texts, those that somebody always waits for, see `left`, and those of tokenizers that are
-        written in Python, wholly or in parts, or that cannot be written as JSON: these take no longer for being
-        waited for by nobody, but they do not end either.
+        It has to for tokenizers that are written in Python, wholly or in parts, or that cannot be written as JSON: what
+        they do ends for nobody.
 
         Args:
             texts: One, or two.
             wanted: Attributes of an encoding: `ids`, `type_ids` or `offsets`, which come as one list of beginnings and
                 ends.
+            leaves: Done as soon as nobody waits any more.
             special: Whether to add special tokens.
 
         Raises:
             EncodeError: The tokenizer fails, takes too much time or memory, or nobody waits any more.
         """
-        leaves = left.get()
-        if leaves is None or not self._usable or sum(map(len, texts)) < LONG:
+        if not self._usable:
             return None
         written = [text.encode("utf-8", "surrogatepass") for text in texts]
         content = b"".join(written)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
+from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils import chat_template_utils
 
 ITEMS = 1 << 24
@@ -48,7 +49,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 def bound_templates() -> None:
     """Have the chat templates of transformers compiled with these bounds from now on, in this process."""
-    chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
+    templates: Any = chat_template_utils
+    templates.ImmutableSandboxedEnvironment = BoundedEnvironment
 
 
 def _check(size: int, most: int) -> None:

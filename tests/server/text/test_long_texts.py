@@ -87,7 +87,7 @@ def gone() -> Iterator[Future[None]]:
 
 def outside(codec: TextCodec, *texts: str, special: bool = True) -> list[int]:
     """Tokens made outside, for certain."""
-    found = codec._long.encode(texts, ("ids",), special=special)
+    found = codec._outside(texts, ("ids",), special=special)
     assert found is not None
     return found[0]
 
@@ -287,15 +287,15 @@ def split_in_python() -> Any:
 def test_what_is_written_in_python_stays_in_its_thread(gone: Future[None]) -> None:
     for tokenizer in (InPython(tokenizer_object=unsplit()), split_in_python()):
         codec = TextCodec(tokenizer)
-        assert codec._long.encode(("ab",), ("ids",), special=True) is None
+        assert codec._outside(("ab",), ("ids",), special=True) is None
         assert codec._long._process is None
         assert codec.encode("ab") == tokenizer.encode("ab")
 
 
 def test_short_texts_and_texts_that_somebody_waits_for_stay_in_their_thread() -> None:
     codec = TextCodec(tiny_tokenizer())
-    assert codec._long.encode(("a" * long_texts.LONG,), ("ids",), special=True) is None
+    assert codec._outside(("a" * long_texts.LONG,), ("ids",), special=True) is None
     before = long_texts.left.set(Future())
-    assert codec._long.encode(("a" * (long_texts.LONG - 1),), ("ids",), special=True) is None
+    assert codec._outside(("a" * (long_texts.LONG - 1),), ("ids",), special=True) is None
     long_texts.left.reset(before)
     assert codec._long._process is None
