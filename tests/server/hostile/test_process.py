@@ -23,7 +23,9 @@ from bigmodel.benchmarks.hostile_requests import CHAT, COMPLETIONS, TOKENIZE, ch
 from bigmodel.benchmarks.serve_client import unchunked
 from bigmodel.server.http.client_limits import HEADER_BYTES
 from bigmodel.server.http.state import BODY_BYTES, BODY_BYTES_PER_TOKEN, LARGE_OF_A_CLIENT, MOST_BODY_BYTES
+from bigmodel.server.text.long_texts import SECONDS
 from tests.cli.test_serve_process import Served
+from tests.examples import alike
 from tests.preloaded import Program
 from tests.server.hostile.serve_faults import FAULTS
 from tests.server.tiny import fresh_tokenizer, tiny_model, tiny_tokenizer
@@ -364,25 +366,42 @@ def descendants(served: Attacked) -> set[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("path", [TOKENIZE, COMPLETIONS, CHAT])
+ENDLESS_TEXT = "#" * 150_000
+"""A text of which tokens are made for more than a minute."""
+ENDLESS_TEXTS = {
+    CHAT: {"messages": [{"role": "user", "content": ENDLESS_TEXT}]},
+    COMPLETIONS: {"prompt": ["a", ENDLESS_TEXT]},
+    TOKENIZE: {"prompt": ENDLESS_TEXT},
+    "/v1/embeddings": {"input": ["a", ENDLESS_TEXT], "truncate_prompt_tokens": 200_000},
+    "/v1/messages": {"messages": [{"role": "user", "content": ENDLESS_TEXT}], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": ENDLESS_TEXT}]},
+    "/v1/responses": {"input": ENDLESS_TEXT},
+}
+
+
+@alike("path", list(ENDLESS_TEXTS), first=2)
 def test_what_a_client_that_leaves_sent_is_not_tokenised_to_its_end(long: Attacked, path: str) -> None:
-    text = "#" * 150_000  # for more than a minute
-    asked = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
-    raw = post(path, json.dumps({"model": "tiny", **asked}).encode(), f"Authorization: Bearer {KEY}")
+    raw = post(path, json.dumps({"model": "tiny", **ENDLESS_TEXTS[path]}).encode(), f"Authorization: Bearer {KEY}")
     fine = json.dumps({"model": "tiny", "prompt": "the cat in " * 10_000}).encode()
     with long.goes_on():
         assert long.post(TOKENIZE, fine)[0] == 200  # the process that forks runs
         before = descendants(long)
         with long.connected() as client:
             client.sendall(raw)
-            while descendants(long) <= before:
+            while not (begun := descendants(long) - before):
                 assert not select.select([client], [], [], 0.01)[0], client.recv(1000)
+        used = 0.0
+        while running := begun & descendants(long):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used = max(used, *(process.cpu_times().user for process in running))
+        assert used < SECONDS / 2  # it was ended, and not by its limit
         assert long.post(TOKENIZE, fine)[0] == 200  # the client's turn has ended
         assert descendants(long) <= before
 
 
+@pytest.mark.long
 def test_a_text_that_takes_too_long_fails_alone(long: Attacked) -> None:
-    body = json.dumps({"model": "tiny", "prompt": "#" * 150_000}).encode()
+    body = json.dumps({"model": "tiny", "prompt": ENDLESS_TEXT}).encode()
     with long.goes_on():
         error = long.refused(TOKENIZE, body)
     assert (error["status"], error["code"]) == (400, "text_not_tokenised")
