@@ -294,10 +294,15 @@ class _TimeLimits:
 
     def _watch(self) -> None:
         self._begun.set()
-        if self._watching is None or not self._watching.is_alive():  # as in a forked process
-            with self._lock:
+        if self._is_watched():
+            return
+        with self._lock:
+            if not self._is_watched():
                 self._watching = threading.Thread(target=self._end_all, name="chat templates", daemon=True)
                 self._watching.start()
+
+    def _is_watched(self) -> bool:
+        return self._watching is not None and self._watching.is_alive()  # not in a forked process
 
     def _end_all(self) -> None:
         while self._begun.wait():
