@@ -39,7 +39,7 @@ from bigmodel.server.http.reasoning import reasoning_budget, reasoning_variables
 from bigmodel.server.http.respond import Answer, JoinedRequests, Mailbox, respond
 from bigmodel.server.http.state import state_of
 from bigmodel.server.models.running import RunningModel
-from bigmodel.server.text.codec import TemplateError, TextCodec
+from bigmodel.server.text.codec import TemplateError, TemplateTimeError, TextCodec
 from bigmodel.server.text.images import ImageError, ImageSupport
 
 router = APIRouter(route_class=JSONRoute)
@@ -197,7 +197,7 @@ async def rendered(
 ) -> str:
     """Return messages as text, in the chat template with its `arguments`; their contents are given to it `in_parts`.
 
-    400 when the template refuses them.
+    400 when the template refuses them, or does not end: a failure that clients try again is as slow each time.
     """
     extra = dict(arguments)
     prompted = extra.pop("add_generation_prompt", True)
@@ -225,6 +225,8 @@ async def rendered(
         return await run(ANY_SIZE, text_of_any_template)  # a template is a program
     except TemplateError as error:
         raise bad_value("messages", str(error)) from error
+    except TemplateTimeError as error:
+        raise bad_value("messages", str(error), code="template_too_slow") from error
     except JSONBoundsError as error:
         raise APIError(413, str(error), param="messages", code="body_too_long") from error
 

@@ -1,7 +1,8 @@
 """Error responses: OpenAI's error object for every failure, with its status; Anthropic's under its paths.
 
 status  type                   when
-400     invalid_request_error  an invalid value, an unsupported field, too long a prompt (``param`` names it)
+400     invalid_request_error  an invalid value, an unsupported field, too long a prompt (``param`` names it), a text
+                               that cannot be tokenised
 401     authentication_error   no key, or a wrong one
 404     invalid_request_error  no such model, file or batch, no such route
 408     invalid_request_error  a body that comes slowly, while others wait for their turn
@@ -31,6 +32,7 @@ from starlette.exceptions import HTTPException
 
 from bigmodel.server.answers.anthropic import error_body
 from bigmodel.server.http.json_bounds import JSONBoundsError
+from bigmodel.server.text.long_texts import EncodeError
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +136,9 @@ def install(app: FastAPI) -> None:
         code = _CODES.get(error.status_code)
         return counted(app, APIError(error.status_code, why, code=code, headers=error.headers), request.url.path)
 
+    async def not_encoded(request: HTTPRequest, error: Exception) -> JSONResponse:
+        return counted(app, APIError(400, str(error), code="text_not_tokenised"), request.url.path)
+
     async def unexpected(request: HTTPRequest, error: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return counted(app, APIError(500, "internal error; the server's log says more"), request.url.path)
@@ -141,6 +146,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(APIError, api_error)
     app.add_exception_handler(RequestValidationError, validation)
     app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(EncodeError, not_encoded)
     app.add_exception_handler(Exception, unexpected)
 
 

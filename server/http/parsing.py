@@ -13,6 +13,7 @@ import time
 from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, Protocol, TypeVar
@@ -34,6 +35,7 @@ from bigmodel.server.http.json_bounds import VALUES, check_bounds
 from bigmodel.server.http.respond import unless_disconnected
 from bigmodel.server.http.state import FETCHING_THREADS, PARSING_THREADS, ServerState, state_of
 from bigmodel.server.models.running import forget_frames
+from bigmodel.server.text.long_texts import LONG, left
 
 T = TypeVar("T")
 
@@ -72,13 +74,17 @@ async def off_loop(size: int, function: Callable[[], T]) -> T:
 
 
 def in_turn(http: Request) -> OffLoop:
-    """Return :func:`off_loop` for the client of a request: at most one thread works for it at a time."""
+    """Return :func:`off_loop` for the client of a request: at most one thread works for it at a time.
+
+    It raises ClientGoneError, and long texts are not tokenised to their end, where the client leaves meanwhile.
+    """
 
     async def run(size: int, function: Callable[[], T]) -> T:
         if size <= SMALL_BYTES:
             return function()
         async with turn(state_of(http).parsing, http):
-            return await in_thread(function)
+            work = in_thread(function)
+            return await (work if size < LONG else unless_disconnected(http.receive, work))
 
     return run
 
@@ -117,8 +123,22 @@ def fetching(http: Request) -> Callable[[list[str]], Awaitable[Sequence[str | by
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Return what `function` returns, run in a thread. The pool that all routes share stays free for what is short."""
-    return await anyio.to_thread.run_sync(function, limiter=_threads())
+    """Return what `function` returns, run in a thread. The pool that all routes share stays free for what is short.
+
+    Cancelled, it ends with the thread, which is told by `long_texts.left`: only so many run at once.
+    """
+    gone: Future[None] = Future()
+    before = left.set(gone)
+    working = asyncio.ensure_future(anyio.to_thread.run_sync(function, limiter=_threads()))
+    left.reset(before)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        gone.set_result(None)
+        await asyncio.wait({working})
+        if not working.cancelled():
+            working.exception()  # retrieved: asyncio logs exceptions that nobody retrieves
+        raise
 
 
 @cache
@@ -235,7 +255,8 @@ class _JSONRequest(Request):
         body, self._large = self._large, None
         state = state_of(self)
         values, string_bytes = most_values(state), state.text_limit
-        return await in_turn(self)(len(body), lambda: _validated(self._kind, body, values, string_bytes))
+        async with turn(state.parsing, self):
+            return await in_thread(lambda: _validated(self._kind, body, values, string_bytes))
 
 
 def most_values(state: ServerState) -> int:

@@ -133,8 +133,9 @@ class RunningModel:
             return self._grammars
 
     def close(self) -> None:
-        """End its engine, and the process that compiles grammars."""
+        """End its engine, and the processes that compile grammars and tokenise long texts."""
         self.engine.stop()
+        self.codec.close()
         with self._grammar_lock:
             if self._grammars is not None:
                 self._grammars.close()

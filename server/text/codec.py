@@ -6,14 +6,24 @@ stop string.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from bigmodel.errors import ServeError
+from bigmodel.server.text import long_texts
+
+T = TypeVar("T")
+
+TEMPLATE_SECONDS = 10.0
+"""How long a chat template may take."""
 
 _BYTES = 4  # of the longest UTF-8 character
 _REPLACEMENT = "\ufffd"
@@ -41,6 +51,10 @@ class TemplateError(ServeError, ValueError):
     """The chat template refused its input."""
 
 
+class TemplateTimeError(ServeError):
+    """The chat template did not end in time."""
+
+
 class TooManyTokensError(ServeError, ValueError):
     """A text has more tokens than were asked for: `least` or more."""
 
@@ -60,7 +74,12 @@ class TextCodec:
         self.vocabulary_size = len(tokenizer)
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self._byte_level = self._is_byte_level()
+        self._long = long_texts.LongTexts(tokenizer)
         apply = getattr(tokenizer, "apply_chat_template", None)
+        if apply is not None:
+            from bigmodel.server.text.template_bounds import bound_templates  # imports transformers' templates
+
+            bound_templates()
         own = () if apply is None else inspect.signature(apply).parameters
         self.not_for_templates = frozenset({"self", "messages", *own}) - _FOR_CLIENTS
 
@@ -84,14 +103,15 @@ class TextCodec:
     def encode(self, text: str, *, add_special_tokens: bool = True, longest: int | None = None) -> list[int]:
         """Return the tokens of a text.
 
-        A call takes no longer for a client that has left meanwhile than for one that waits: at most the time for the
-        longest text that is tokenised, whose tokens fit the context or are a few more. It cannot be cut into pieces
-        between which one would look: only of some tokenizers are the tokens of the pieces those of the text. Unigram
-        models choose the likeliest tokens of all of it, BPE without a split before it merges across white space, and
-        normalisers put a prefix before each text and compose characters across a cut.
+        It ends when a client leaves, see `long_texts.left`: a long text is tokenised in a process that is ended then,
+        unless the tokenizer is written in Python. It cannot be cut into pieces between which one would look: only of
+        some tokenizers are the tokens of the pieces those of the text. Unigram models choose the likeliest tokens of
+        all of it, BPE without a split before it merges across white space, and normalisers put a prefix before each
+        text and compose characters across a cut.
 
         Raises:
             TooManyTokensError: they are more than `longest`. A far longer text is not tokenised to its end.
+            EncodeError: a long text takes too much time or memory, or the tokenizer fails at it.
         """
         # A text cut within a word may have a few tokens more than the same part of the whole text.
         size = len(text) if longest is None else 2 * longest + 64
@@ -106,11 +126,18 @@ class TextCodec:
         return tokens
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        found = self._outside((text,), ("ids",), special=add_special_tokens)
+        if found is not None:
+            return found[0]
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
     def encode_pair(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
         """Tokens and token types of a text, or of two that belong together; no types where the tokenizer gives none."""
+        found = self._outside((first, second) if second else (first,), ("ids", "type_ids"), special=True)
+        if found is not None:
+            ids, types = found
+            return ids, types if "token_type_ids" in self.tokenizer.model_input_names else []
         encoded = self.tokenizer(first) if second is None else self.tokenizer(first, second)
         return list(encoded["input_ids"]), list(encoded.get("token_type_ids") or ())
 
@@ -119,7 +146,7 @@ class TextCodec:
         size = 8 * max(0, tokens) + 64
         while True:
             part = text[:size]
-            places = self.tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            places = self._places(part)
             # A text cut within a word may have a few tokens more than the same part of the whole text.
             if len(places) > tokens + 64 or size >= len(text):
                 break
@@ -130,6 +157,25 @@ class TextCodec:
         while kept and places[kept][0] < places[kept - 1][1]:  # within a character of several tokens
             kept -= 1
         return part[: places[kept - 1][1]] if kept else ""
+
+    def _places(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of a text begins and ends in it, special ones left out."""
+        found = self._outside((text,), ("offsets",), special=False)
+        if found is not None:
+            return list(zip(found[0][::2], found[0][1::2]))
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoded["offset_mapping"])
+
+    def _outside(self, texts: Sequence[str], wanted: Sequence[str], *, special: bool) -> list[list[int]] | None:
+        """What is wanted of long texts whose client may leave, see `LongTexts`; None of others."""
+        leaves = long_texts.left.get()
+        if leaves is None or sum(map(len, texts)) < long_texts.LONG:
+            return None
+        return self._long.encode(texts, wanted, leaves, special=special)
+
+    def close(self) -> None:
+        """End the processes that tokenise long texts."""
+        self._long.close()
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids``; incomplete characters become U+FFFD."""
@@ -148,13 +194,16 @@ class TextCodec:
     ) -> str:
         """Return a conversation as text, in the model's chat template (a plain one if it has none).
 
-        Raises TemplateError when the template raises, or takes no tools and some are given.
+        Raises:
+            TemplateError: the template raises, makes something too large, or takes no tools and some are given.
+            TemplateTimeError: it does not end within `TEMPLATE_SECONDS`.
         """
         try:
             template = self._template(tools)
             if tools and "tools" not in template:
                 raise TemplateError("the model's chat template has no place for tools; leave them out")
-            text: str = self.tokenizer.apply_chat_template(
+            render = partial(
+                self.tokenizer.apply_chat_template,
                 messages,
                 tools=tools,
                 chat_template=template,
@@ -162,7 +211,8 @@ class TextCodec:
                 tokenize=False,
                 **(extra or {}),
             )
-        except TemplateError:
+            text: str = _templates.ended_after(TEMPLATE_SECONDS, render)
+        except (TemplateError, TemplateTimeError):
             raise
         except Exception as error:  # templates are programs: they may raise anything
             raise TemplateError(f"the chat template refused the messages: {error}") from error
@@ -203,6 +253,76 @@ class TextCodec:
     def _is_byte_level(self) -> bool:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         return "ByteLevel" in str(getattr(backend, "decoder", None))
+
+
+class _TimeIsOver(BaseException):
+    """Raised in a thread from another one; no Exception, which a library may catch."""
+
+
+@dataclass
+class _Call:
+    """When a function is told to end, and whether it was."""
+
+    end: float
+    told: bool = False
+
+
+class _TimeLimits:
+    """Ends functions that take too long, by an exception that their threads raise at their next instruction."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _Call] = {}  # by thread, until the function returns or is about to be told
+        self._begun = threading.Event()
+        self._lock = threading.Lock()
+        self._watching: threading.Thread | None = None
+
+    def ended_after(self, seconds: float, function: Callable[[], T]) -> T:
+        """Return what `function` returns. Raises TemplateTimeError if it does not return within so many seconds."""
+        thread = threading.get_ident()
+        self._calls[thread] = call = _Call(time.monotonic() + seconds)
+        self._watch()
+        try:
+            try:
+                return function()
+            finally:
+                if self._calls.pop(thread, None) is None:
+                    while not call.told:
+                        time.sleep(0.001)
+                    _raise_in(thread, None)  # where it has ended otherwise: the exception would come later
+        except _TimeIsOver:
+            raise TemplateTimeError(f"the model's chat template did not end within {seconds:g} seconds") from None
+
+    def _watch(self) -> None:
+        self._begun.set()
+        if self._is_watched():
+            return
+        with self._lock:
+            if not self._is_watched():
+                self._watching = threading.Thread(target=self._end_all, name="chat templates", daemon=True)
+                self._watching.start()
+
+    def _is_watched(self) -> bool:
+        return self._watching is not None and self._watching.is_alive()  # not in a forked process
+
+    def _end_all(self) -> None:
+        while self._begun.wait():
+            self._begun.clear()
+            while calls := list(self._calls.items()):
+                thread, call = min(calls, key=lambda item: item[1].end)
+                if call.end > time.monotonic():
+                    time.sleep(call.end - time.monotonic())
+                elif self._calls.pop(thread, None) is not None:
+                    _raise_in(thread, _TimeIsOver)
+                    call.told = True
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Have a thread raise an exception at its next instruction; None: not any more."""
+    raised = None if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+
+
+_templates = _TimeLimits()
 
 
 # Used for models without a template (base models): one line per message.

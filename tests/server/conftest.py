@@ -44,10 +44,10 @@ class Preloaded:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def preloaded_grammar_workers() -> Iterator[None]:
-    """Processes that compile grammars are forked from one that has imported their libraries."""
+def preloaded_workers() -> Iterator[None]:
+    """Processes that compile grammars or tokenise are forked from one that has imported their libraries."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bigmodel.server.engine.sampling.grammar_worker.sys", Preloaded())
+        patch.setattr("bigmodel.server.forked.sys", Preloaded())
         yield
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -33,6 +32,7 @@ import torch
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.sampling.grammar_state import GrammarState
 from bigmodel.server.engine.sampling.kept import Kept
+from bigmodel.server.forked import Piece, ask, limit, pieces
 
 TOKEN_SECONDS = 1.0
 """Limit of processor time for the mask of one token."""
@@ -256,21 +256,11 @@ def start_matching(control: socket.socket, text: bytes, serialised: bool) -> soc
     Raises:
         MatchError: There is no such process, or it has too much to do.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    file = os.memfd_create("grammar")
+    asked = json.dumps({"key": hashlib.sha256(text).hexdigest(), "serialised": serialised}).encode()
     try:
-        with theirs, open(file, "wb", closefd=False, buffering=0) as written:
-            left = memoryview(text)
-            while left:
-                left = left[written.write(left) :]
-            asked = json.dumps({"key": hashlib.sha256(text).hexdigest(), "serialised": serialised}).encode()
-            socket.send_fds(control, [asked], [theirs.fileno(), file], socket.MSG_DONTWAIT)
+        return ask(control, asked, text, socket.SOCK_SEQPACKET)
     except OSError as error:
-        ours.close()
         raise MatchError(GONE) from error
-    finally:
-        os.close(file)
-    return ours
 
 
 def _mask_bytes(vocabulary_size: int) -> int:
@@ -291,22 +281,18 @@ def fork_matchers(control: socket.socket, xgrammar: Any, compiler: Any, info: An
         stop_ids: Tokens that end an output.
     """
     os.setpgrp()  # what ends the process that compiles leaves those that match
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system takes them away when they have ended
     kept = Kept[Any](_ONCE_BYTES, _AGAIN_BYTES, lambda compiled: int(compiled.memory_size_bytes))
     seen: dict[str, None] = {}
 
-    def compiled(file: int, serialised: bool) -> Any:
-        text = os.pread(file, os.fstat(file).st_size, 0).decode()
+    def compiled(piece: Piece, serialised: bool) -> Any:
+        text = piece.content().decode()
         if serialised:
             return xgrammar.CompiledGrammar.deserialize_json(text, info)
         return compiler.compile_grammar(xgrammar.Grammar.from_ebnf(text))
 
-    while True:
-        message, files, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 2)
-        if not message:
-            return
-        asked = json.loads(message)
-        key, make = asked["key"], partial(compiled, files[1], bool(asked["serialised"]))
+    for piece in pieces(control):
+        asked = json.loads(piece.header)
+        key, make = asked["key"], partial(compiled, piece, bool(asked["serialised"]))
         grammar = kept.get(key)
         if grammar is None and key in seen:  # most come once: those are compiled in their own processes
             with suppress(RuntimeError, MemoryError):
@@ -315,11 +301,9 @@ def fork_matchers(control: socket.socket, xgrammar: Any, compiler: Any, info: An
         seen[key] = None
         if len(seen) > _SEEN:
             del seen[next(iter(seen))]
-        with socket.socket(fileno=files[0]) as pipe:
-            if not os.fork():
-                control.close()
-                _match(pipe, make if grammar is None else partial(_same, grammar), info, stop_ids)
-        os.close(files[1])
+        if not os.fork():
+            control.close()
+            _match(piece.socket, make if grammar is None else partial(_same, grammar), info, stop_ids)
 
 
 def _same(grammar: Any) -> Any:
@@ -328,14 +312,8 @@ def _same(grammar: Any) -> Any:
 
 def _match(pipe: socket.socket, grammar: Callable[[], Any], info: Any, stop_ids: tuple[int, ...]) -> NoReturn:
     """Answer what is asked about one sequence until its socket is closed, then end the process."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-            score.write("1000")
-        most = _address_space() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
-        signal.setitimer(signal.ITIMER_PROF, START_SECONDS)  # its signal ends the process
+        limit(START_SECONDS, MEMORY_BYTES, STACK_BYTES)
         state = GrammarState(grammar(), info.vocab_size, stop_ids)
         behind = _say(pipe, state, False)
         while message := pipe.recv(1 << 20):
@@ -386,8 +364,3 @@ def _say(pipe: socket.socket, state: GrammarState, behind: bool) -> bool:
         os.nice(MATCH_NICE)
         return True
     return behind
-
-
-def _address_space() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()

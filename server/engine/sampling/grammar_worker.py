@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -30,6 +29,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from bigmodel.errors import ServeError
+from bigmodel.server import forked
 from bigmodel.server.engine.sampling.grammar_matching import GONE, MatchError, fork_matchers, start_matching
 from bigmodel.server.engine.sampling.grammar_text import grammar_text
 
@@ -164,13 +164,7 @@ class GrammarWorker:
     def _running(self) -> Connection:
         if self._pipe is None:
             ours, stdin = socket.socketpair()
-            with stdin:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", __name__],
-                    stdin=stdin.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
+            self._process = forked.start(__name__, stdin)
             self._pipe = Connection(ours.detach())
             matching, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -200,13 +194,7 @@ class GrammarWorker:
         if self._pipe is not None:
             self._pipe.close()
         if self._process is not None:
-            try:
-                self._process.wait(1.0)  # it ends its child, then itself
-            except subprocess.TimeoutExpired:  # on a busy machine it may not have been given the processor
-                with suppress(ProcessLookupError):  # it has not made its group yet
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.kill()
-                self._process.wait()
+            forked.end(self._process)  # it ends its child, then itself
         if self._matching is not None:
             self._matching.close()
         self._pipe = self._process = self._matching = None
@@ -224,10 +212,7 @@ def _closed(connection: socket.socket) -> bool:
 
 def _work(pipe: Connection) -> None:
     """Answer schemas until the pipe is closed."""
-    # A group of its own: `_end` reaches its child, and Ctrl-C neither of them. But no session of its own: where Linux
-    # groups tasks by session (autogroup), sessions share the processors evenly, and niceness counts within one alone.
-    os.setpgrp()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    forked.prepare()
     hello = json.loads(pipe.recv_bytes())
     try:
         import torch
@@ -268,11 +253,8 @@ def _in_child(pipe: Connection, function: Callable[[], bytes], seconds: float) -
     child = os.fork()
     if not child:
         try:
-            most = _address_space() + MEMORY_BYTES
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
             # Its main thread has the least stack that a thread of the server has: there short grammars compile again.
-            resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
-            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+            forked.limit(seconds, MEMORY_BYTES, STACK_BYTES)
             theirs.send_bytes(function())
         finally:
             os._exit(0)
@@ -368,11 +350,6 @@ def _try_masks(xgrammar: Any, compiled: Any, vocabulary_size: int, has_stops: bo
             raise ValueError(f"choosing one token of the answer takes {seconds:.2f} seconds; describe less of it")
         matcher.accept_token(token)
         first = False
-
-
-def _address_space() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _last_line(error: Exception) -> str:

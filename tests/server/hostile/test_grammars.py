@@ -121,7 +121,7 @@ def own() -> Iterator[GrammarCompiler]:
     """A compiler whose worker runs: a process of its own interpreter, not forked from a preloaded one. Tests that do
     not end it leave it to the next one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bigmodel.server.engine.sampling.grammar_worker.sys", sys)
+        patch.setattr("bigmodel.server.forked.sys", sys)
         made = own_compiler()
         made.compile(unseen(pattern("^[a-c]{2}$")))
         yield made

@@ -17,15 +17,18 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+from tokenizers import Regex, normalizers
 
 from bigmodel.benchmarks.hostile_requests import CHAT, COMPLETIONS, TOKENIZE, chat, largest_bodies, post
 from bigmodel.benchmarks.serve_client import unchunked
 from bigmodel.server.http.client_limits import HEADER_BYTES
 from bigmodel.server.http.state import BODY_BYTES, BODY_BYTES_PER_TOKEN, LARGE_OF_A_CLIENT, MOST_BODY_BYTES
+from bigmodel.server.text.long_texts import SECONDS
 from tests.cli.test_serve_process import Served
+from tests.examples import alike
 from tests.preloaded import Program
 from tests.server.hostile.serve_faults import FAULTS
-from tests.server.tiny import tiny_model, tiny_tokenizer
+from tests.server.tiny import fresh_tokenizer, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -130,11 +133,18 @@ def attacked(folder: Path, *arguments: str) -> Iterator[Attacked]:
         process.kill()
 
 
-def saved(folder: Path, **changes: Any) -> Path:
+def saved(folder: Path, tokenizer: Any = None, **changes: Any) -> Path:
     """A folder with the tiny model."""
     tiny_model(**changes).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    (tokenizer or tiny_tokenizer()).save_pretrained(folder)
     return folder
+
+
+def slow_tokenizer() -> Any:
+    """The tiny one, whose time for a text of "#" grows with the square of its length."""
+    tokenizer = fresh_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(Regex("#+!"), "")
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +160,8 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     """One of the same weights and a long context, so that bodies of 8 MB are read."""
-    folder = saved(tmp_path_factory.mktemp("long") / "tiny", max_position_embeddings=LONG_CONTEXT)
+    models = tmp_path_factory.mktemp("long")
+    folder = saved(models / "tiny", slow_tokenizer(), max_position_embeddings=LONG_CONTEXT)
     with attacked(folder) as process:
         yield process
 
@@ -343,3 +354,55 @@ def test_clients_that_leave_while_their_texts_are_tokenised_hold_up_nobody(long:
         status, answer = long.post(TOKENIZE, body)  # the turns of those that left are free
         assert status == 200, answer
         assert json.loads(answer)["count"] > LONG_CONTEXT // 2
+
+
+def descendants(served: Attacked) -> set[psutil.Process]:
+    """Processes of the server that have not ended, beside its own."""
+    found = set()
+    for process in psutil.Process(served.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process)
+    return found
+
+
+ENDLESS_TEXT = "#" * 150_000
+"""A text of which tokens are made for more than a minute."""
+ENDLESS_TEXTS = {
+    CHAT: {"messages": [{"role": "user", "content": ENDLESS_TEXT}]},
+    COMPLETIONS: {"prompt": ["a", ENDLESS_TEXT]},
+    TOKENIZE: {"prompt": ENDLESS_TEXT},
+    "/v1/embeddings": {"input": ["a", ENDLESS_TEXT], "truncate_prompt_tokens": 200_000},
+    "/v1/messages": {"messages": [{"role": "user", "content": ENDLESS_TEXT}], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": ENDLESS_TEXT}]},
+    "/v1/responses": {"input": ENDLESS_TEXT},
+}
+
+
+@alike("path", list(ENDLESS_TEXTS), first=2)
+def test_what_a_client_that_leaves_sent_is_not_tokenised_to_its_end(long: Attacked, path: str) -> None:
+    raw = post(path, json.dumps({"model": "tiny", **ENDLESS_TEXTS[path]}).encode(), f"Authorization: Bearer {KEY}")
+    fine = json.dumps({"model": "tiny", "prompt": "the cat in " * 10_000}).encode()
+    with long.goes_on():
+        assert long.post(TOKENIZE, fine)[0] == 200  # the process that forks runs
+        before = descendants(long)
+        with long.connected() as client:
+            client.sendall(raw)
+            while not (begun := descendants(long) - before):
+                assert not select.select([client], [], [], 0.01)[0], client.recv(1000)
+        used = 0.0
+        while running := begun & descendants(long):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used = max(used, *(process.cpu_times().user for process in running))
+        assert used < SECONDS / 2  # it was ended, and not by its limit
+        assert long.post(TOKENIZE, fine)[0] == 200  # the client's turn has ended
+        assert descendants(long) <= before
+
+
+@pytest.mark.long
+def test_a_text_that_takes_too_long_fails_alone(long: Attacked) -> None:
+    body = json.dumps({"model": "tiny", "prompt": ENDLESS_TEXT}).encode()
+    with long.goes_on():
+        error = long.refused(TOKENIZE, body)
+    assert (error["status"], error["code"]) == (400, "text_not_tokenised")
+    assert "too much time or memory" in error["message"]

@@ -9,7 +9,7 @@ import pytest
 from bigmodel.server.http.chat_bodies import ChatBody
 from bigmodel.server.http.chat_requests import chat_inputs
 from bigmodel.server.http.errors import APIError
-from bigmodel.server.text.codec import TextCodec
+from bigmodel.server.text.codec import TextCodec, _TimeLimits
 from tests.server.http.asking import CHAT, post, refusal
 from tests.server.tiny import tiny_tokenizer
 
@@ -43,6 +43,18 @@ def test_logprobs_are_returned_only_on_request(url: str) -> None:
 def test_a_conversation_longer_than_the_context_is_refused(url: str) -> None:
     long = [{"role": "user", "content": "a" * 2000}]
     assert refusal(url, CHAT, messages=long) == (400, "messages")
+
+
+def test_a_template_that_does_not_end_is_an_error_of_its_request(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bigmodel.server.text.codec._templates", _TimeLimits())
+    monkeypatch.setattr("bigmodel.server.text.codec.TEMPLATE_SECONDS", 0.05)
+    endless = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + 3 * "{% endfor %}"
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny_tokenizer(), "chat_template", endless)
+        error = post(url, CHAT, max_tokens=2).json()["error"]
+    assert (error["code"], error["param"]) == ("template_too_slow", "messages")
+    assert "did not end within 0.05 seconds" in error["message"]
+    assert post(url, CHAT, max_tokens=2).status_code == 200
 
 
 @pytest.mark.anyio

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from bigmodel.server.text.codec import TextCodec
+from bigmodel.server.text.long_texts import EncodeError
 from tests.server.live import serving, tiny_app
 from tests.server.tiny import tiny_model
 
@@ -21,6 +22,16 @@ def test_a_texts_tokens_give_the_text_back(url: str) -> None:
     assert there["max_model_len"] == 1024
     back = httpx.post(f"{url}/detokenize", json={"tokens": there["tokens"]}).json()
     assert back == {"prompt": "the cat"}
+
+
+def test_a_text_that_cannot_be_tokenised_is_an_error_of_its_request(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> list[int]:
+        raise EncodeError("it takes too much")
+
+    monkeypatch.setattr(TextCodec, "encode", fails)
+    answer = httpx.post(f"{url}/tokenize", json={"prompt": "the cat"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["message"]) == (400, "text_not_tokenised", "it takes too much")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.errors import ServeError
-from bigmodel.server.text.codec import Detokenizer, StopChecker, TextCodec
+from bigmodel.server.text.codec import (
+    Detokenizer,
+    StopChecker,
+    TemplateTimeError,
+    TextCodec,
+    _TimeLimits,
+)
 from tests.server.tiny import EOS, spaced_tokenizer, tiny_tokenizer
 
 codec = TextCodec(tiny_tokenizer())
@@ -87,6 +96,43 @@ def test_tools_are_refused_if_the_template_ignores_them(monkeypatch: pytest.Monk
 def test_an_error_of_the_template_is_a_serve_error() -> None:
     with pytest.raises(ServeError, match="template refused"):
         codec.render_chat([{"role": "user", "content": "b"}], extra={"messages": 5})
+
+
+ENDLESS = (
+    "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bigmodel.server.text.codec._templates", _TimeLimits())
+    monkeypatch.setattr("bigmodel.server.text.codec.TEMPLATE_SECONDS", 0.05)
+    message = {"role": "user", "content": "b"}
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", ENDLESS)
+    for _ in range(2):
+        with pytest.raises(TemplateTimeError, match="the model's chat template did not end within"):
+            codec.render_chat([message])
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", None)
+    assert codec.render_chat([message]) == "user: b\nassistant:"
+
+
+def test_only_what_is_too_slow_is_ended() -> None:
+    limits = _TimeLimits()
+
+    def unless_ended() -> str:
+        try:
+            while True:
+                time.sleep(0.001)
+        except BaseException:
+            return "not ended"
+
+    with ThreadPoolExecutor(3) as threads:
+        endless = [threads.submit(limits.ended_after, 0.05, lambda: [None for _ in iter(int, 1)]) for _ in range(2)]
+        assert [limits.ended_after(60, number.bit_length) for number in range(9)] == [0, 1, 2, 2, 3, 3, 3, 3, 4]
+        assert all(isinstance(each.exception(60), TemplateTimeError) for each in endless)
+        assert limits.ended_after(0.05, unless_ended) == "not ended"  # and nothing is raised in the thread afterwards
+        with pytest.raises(ZeroDivisionError):
+            limits.ended_after(60, lambda: 1 // 0)
+    assert limits._calls == {}
 
 
 def pieces(ids: list[int], prompt: list[int] | None = None, codec: TextCodec = codec) -> list[str]:

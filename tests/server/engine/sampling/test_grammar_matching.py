@@ -37,7 +37,7 @@ def compiler() -> GrammarCompiler:
 def own() -> Iterator[GrammarCompiler]:
     """A compiler whose worker is a process of its own interpreter, not forked from a preloaded one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bigmodel.server.engine.sampling.grammar_worker.sys", sys)
+        patch.setattr("bigmodel.server.forked.sys", sys)
         made = GrammarCompiler(tiny_tokenizer(), VOCABULARY, (END,))
         yield made
         made.close()
