@@ -30,7 +30,13 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from bigmodel.errors import ServeError
-from bigmodel.server.engine.sampling.grammar_matching import GONE, MatchError, fork_matchers, start_matching
+from bigmodel.server.engine.sampling.grammar_matching import (
+    GONE,
+    TOGETHER_BYTES,
+    MatchError,
+    fork_matchers,
+    start_matching,
+)
 from bigmodel.server.engine.sampling.grammar_text import grammar_text
 
 START_SECONDS = 60.0
@@ -102,10 +108,18 @@ class GrammarWorker:
         tokenizer_info: xgrammar's description of the tokenizer, serialised.
         stop_ids: tokens that end a text.
         seconds: how long the processor may work on a schema.
+        together: most bytes of the processes that match answers, see `TOGETHER_BYTES`.
     """
 
-    def __init__(self, tokenizer_info: str, stop_ids: Sequence[int], seconds: float = COMPILE_SECONDS) -> None:
-        self._hello = json.dumps({"tokenizer": tokenizer_info, "stops": list(stop_ids), "seconds": seconds})
+    def __init__(
+        self,
+        tokenizer_info: str,
+        stop_ids: Sequence[int],
+        seconds: float = COMPILE_SECONDS,
+        together: int = TOGETHER_BYTES,
+    ) -> None:
+        limits = {"seconds": seconds, "together": together}
+        self._hello = json.dumps({"tokenizer": tokenizer_info, "stops": list(stop_ids), **limits})
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -240,7 +254,7 @@ def _work(pipe: Connection) -> None:
         with socket.socket(fileno=recv_handle(pipe)) as control:
             if not os.fork():
                 pipe.close()
-                fork_matchers(control, xgrammar, compiler, info, stops)
+                fork_matchers(control, xgrammar, compiler, info, stops, hello["together"])
                 os._exit(0)
     except Exception as error:
         pipe.send_bytes(_error(f"{type(error).__name__}: {error}"))
