@@ -2,7 +2,8 @@
 server goes on.
 
 The processes are forked from one that has imported the libraries. The server starts that one with `start`, and asks it
-with `ask`; it reads what is asked with `pieces`, and the child of a piece calls `limit`.
+with `ask`; it reads what is asked with `pieces`, and forks with `Children`, which limits what all of them take. The
+child of a piece calls `limit`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+
+TOGETHER_BYTES = 1 << 30
+"""Memory limit of all children of one process together. An ordinary one takes a few MB."""
+
+WATCH_SECONDS = 0.1
+"""How often it is looked what children take."""
 
 _HEADER_BYTES = 1 << 10
 
@@ -107,10 +115,57 @@ def prepare() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def pieces(control: socket.socket) -> Iterator[Piece]:
-    """Yield what is asked, until the server closes `control`. Children of this process are not waited for."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system takes them away when they have ended
+class Children:
+    """The children of this process, and what they take together: beyond the limit, the largest ends.
+
+    Args:
+        most: Bytes that they may take together, beside what each is forked with.
+    """
+
+    def __init__(self, most: int = TOGETHER_BYTES) -> None:
+        self._most = most
+        self._forked_with: dict[int, int] = {}
+        self._ending: set[int] = set()
+        self._next = 0.0
+
+    def fork(self) -> bool:
+        """Fork one; return whether this is it."""
+        child = os.fork()
+        if child:
+            self._forked_with[child] = _own_bytes(os.getpid())
+        return not child
+
+    def watch_until_readable(self, control: socket.socket) -> None:
+        """Wait for a message; meanwhile take away children that have ended, and end the largest beyond the limit."""
+        poll = select.poll()
+        poll.register(control, select.POLLIN)
+        while self._forked_with:
+            left = self._next - time.monotonic()
+            if left > 0 and poll.poll(left * 1e3):
+                return
+            self._next = time.monotonic() + WATCH_SECONDS
+            self._watch()
+        poll.poll()
+
+    def _watch(self) -> None:
+        taken: dict[int, int] = {}
+        for child, forked_with in list(self._forked_with.items()):
+            if os.waitpid(child, os.WNOHANG)[0]:  # until then its id is not another's
+                del self._forked_with[child]
+                self._ending.discard(child)
+            elif child not in self._ending:
+                taken[child] = max(0, _own_bytes(child) - forked_with)
+        while sum(taken.values()) > self._most:
+            largest = max(taken, key=lambda child: taken[child])
+            os.kill(largest, signal.SIGKILL)
+            self._ending.add(largest)
+            del taken[largest]
+
+
+def pieces(control: socket.socket, children: Children) -> Iterator[Piece]:
+    """Yield what is asked, until the server closes `control`. Meanwhile the children are watched."""
     while True:
+        children.watch_until_readable(control)
         header, files, _, _ = socket.recv_fds(control, _HEADER_BYTES, 2)
         if not header:
             return
@@ -129,7 +184,6 @@ def limit(seconds: float, memory: int, stack: int) -> None:
         memory: Bytes in addition to those that it has.
         stack: Bytes of its stack.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
     most = _address_space() + memory
@@ -155,6 +209,13 @@ def end_when_closed(connection: socket.socket, ends: bool = True) -> None:
     poll.register(connection, 0)
     if poll.poll(0):  # it was closed before
         os._exit(0)
+
+
+def _own_bytes(process: int) -> int:
+    """Resident bytes of a process that are in no file: 0 for one that has ended. Takes some microseconds."""
+    with open(f"/proc/{process}/statm") as file:
+        _, resident, of_files, *_ = map(int, file.read().split())
+    return (resident - of_files) * resource.getpagesize()
 
 
 def _address_space() -> int:

@@ -20,6 +20,7 @@ from bigmodel.server.answers.openai import ChatAnswer
 from bigmodel.server.answers.parsers.formats import AnswerFormat
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Request
+from bigmodel.server.http.bodies import Body, release
 from bigmodel.server.http.call_arguments import check_arguments
 from bigmodel.server.http.chat_bodies import ChatBody, Message
 from bigmodel.server.http.engine_requests import (
@@ -63,7 +64,7 @@ async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
             prompt_tokens=len(prepared.request.prompt),
             continuous_usage=body.continuous_usage,
         )
-        return await prepared.answer(http, answer, stream=bool(body.stream))
+        return await prepared.answer(http, answer, body, stream=bool(body.stream))
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,11 @@ class PreparedChat:
     form: AnswerFormat | None
     mailbox: Mailbox
 
-    async def answer(self, http: HTTPRequest, answer: Answer, *, stream: bool) -> Response:
-        """Submit it, and respond with what the engine says."""
+    async def answer(self, http: HTTPRequest, answer: Answer, *bodies: Body, stream: bool) -> Response:
+        """Submit it, release the ``bodies`` that it was made of, and respond with what the engine says."""
         submit_all(self.engine, [self.request])
         end_turn(http)
+        release(*bodies)
         return await respond(http, JoinedRequests(self.engine, [self.request], self.mailbox), answer, stream=stream)
 
 

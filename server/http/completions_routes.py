@@ -11,6 +11,7 @@ from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
 from bigmodel.server.answers.openai import CompletionAnswer
+from bigmodel.server.http.bodies import release
 from bigmodel.server.http.engine_requests import (
     DEFAULT_COMPLETION_TOKENS,
     check_number,
@@ -76,7 +77,9 @@ async def _completed(body: CompletionBody, http: HTTPRequest, model: RunningMode
     )
     submit_all(engine, requests)
     end_turn(http)
-    return await respond(http, JoinedRequests(engine, requests, mailbox), answer, stream=bool(body.stream))
+    stream = bool(body.stream)
+    release(body)
+    return await respond(http, JoinedRequests(engine, requests, mailbox), answer, stream=stream)
 
 
 def given_prompts(body: CompletionBody) -> list[Any]:

@@ -34,7 +34,7 @@ async def messages(body: MessagesBody, http: HTTPRequest) -> Response:
         answer = MessageAnswer(
             name, state_of(http).adapter_of(body.model) or model.name, tokens, prepared.form, shows_thinking=not hidden
         )
-        return await prepared.answer(http, answer, stream=body.stream)
+        return await prepared.answer(http, answer, body, chat, stream=body.stream)
 
 
 @router.post("/v1/messages/count_tokens")

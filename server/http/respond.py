@@ -300,8 +300,7 @@ class EventStream(Response):
                 sending.result()
         finally:
             self._release()
-            await _end(sending)
-            await _end(leaving)
+            await _end(sending, leaving)
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -337,8 +336,7 @@ async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
             raise ClientGoneError
         return working.result()
     finally:
-        await _end(working)
-        await _end(leaving)
+        await _end(working, leaving)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -346,10 +344,17 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _end(task: asyncio.Future[T]) -> None:
-    """Cancel a task if it still runs, and wait for its end."""
-    if not task.done():
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel the tasks that still run, all before the wait for their end: it may be cancelled itself."""
+    running = {task for task in tasks if not task.done()}
+    for task in tasks:
+        task.add_done_callback(_seen)
         task.cancel()
-        await asyncio.wait({task})
+    if running:
+        await asyncio.wait(running)
+
+
+def _seen(task: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of a task: asyncio logs those that nobody retrieves."""
     if not task.cancelled():
-        task.exception()  # retrieved: asyncio logs exceptions that nobody retrieves
+        task.exception()

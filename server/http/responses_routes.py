@@ -36,7 +36,7 @@ async def responses(body: ResponsesBody, http: HTTPRequest) -> Response:
 
         begin, begin_json = await in_turn(http)(ANY_SIZE, repeated)  # instructions and tools may be large
         answer = ResponseAnswer(begin, begin_json, model.codec, prepared.form, logprobs=body.logprobs)
-        return await prepared.answer(http, answer, stream=body.stream)
+        return await prepared.answer(http, answer, body, chat, stream=body.stream)
 
 
 def head(body: ResponsesBody, model: str) -> dict[str, Any]:

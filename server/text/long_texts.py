@@ -199,7 +199,8 @@ def _hang_up(connection: socket.socket) -> None:
 def _work(control: socket.socket) -> None:
     """Load the tokenizer that comes first; then fork a process for each text."""
     forked.prepare()
-    pieces = forked.pieces(control)
+    children = forked.Children()
+    pieces = forked.pieces(control, children)
     first = next(pieces, None)
     if first is None:
         return
@@ -216,7 +217,7 @@ def _work(control: socket.socket) -> None:
     first.socket.sendall(_DONE)
     del first
     for piece in pieces:
-        if not os.fork():
+        if children.fork():
             control.close()
             _tokenise(tokenizer, piece)
 

@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 
 import httpx
 import pytest
 
+from bigmodel.server import Settings
 from tests.server.live import serving, tiny_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,3 +64,11 @@ def test_the_container_copies_what_the_package_is_built_of() -> None:
     assert all((ROOT / name).exists() for name in copied)
     links = {path.resolve().name for path in (ROOT / "bigmodel").iterdir() if path.is_symlink()}
     assert {"pyproject.toml", "bigmodel", *links} <= copied
+
+
+def test_the_container_has_what_schemas_and_images_need_and_time_to_drain() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    (extras,) = re.findall(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)
+    assert {"images", "json"} <= {*extras.split(",")} <= {*(metadata("bigmodel").get_all("Provides-Extra") or ())}
+    (seconds,) = re.findall(r"^# .*--stop-timeout (\d+) ", text, re.MULTILINE)
+    assert int(seconds) > Settings("tiny").drain_timeout

@@ -34,7 +34,7 @@ def test_pieces_arrive_as_they_are_asked_for_until_the_server_has_ended() -> Non
 
     def answer() -> None:
         control.close()
-        for piece in forked.pieces(theirs):
+        for piece in forked.pieces(theirs, forked.Children()):
             piece.socket.sendall(piece.header + piece.content())
 
     process = child(answer)
@@ -44,6 +44,32 @@ def test_pieces_arrive_as_they_are_asked_for_until_the_server_has_ended() -> Non
         with forked.ask(control, b"a", content, socket.SOCK_STREAM) as connection:
             assert b"".join(iter(lambda: connection.recv(1 << 20), b"")) == b"a" + content
     control.close()
+    assert ending(process) == 0
+
+
+def test_the_largest_child_ends_where_all_take_too_much_together() -> None:
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def work() -> None:
+        control.close()
+        children = forked.Children(most=32 << 20)
+        for piece in forked.pieces(theirs, children):
+            if children.fork():
+                held = bytearray(os.urandom(1) * int(piece.header))
+                piece.socket.sendall(b"+")
+                piece.socket.recv(1)
+                piece.socket.sendall(bytes(held[:1]))
+                os._exit(0)
+
+    process = child(work)
+    theirs.close()
+    small, large = (forked.ask(control, str(size << 20).encode(), b"", socket.SOCK_STREAM) for size in (8, 64))
+    assert small.recv(1) == b"+"
+    assert b"".join(iter(lambda: large.recv(1), b"")) in (b"", b"+"), "it ends unasked"
+    small.sendall(b"?")
+    assert len(small.recv(1)) == 1, "it goes on"
+    for each in (small, large, control):
+        each.close()
     assert ending(process) == 0
 
 

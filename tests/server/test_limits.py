@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
+import queue
 import socket
 import threading
 import time
@@ -12,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
 from tests.server.live import MODEL, engine_of, serving, tiny_app
 from tests.server.serve_tiny import Gated, SlowOrBroken
@@ -184,6 +187,31 @@ def test_more_sequences_than_the_queue_ever_holds_are_not_retryable(fields: dict
         answer = post(url, json=body(**fields))
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         assert "at most 3" in answer.json()["error"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "field"), [("chat/completions", "messages"), ("responses", "input"), ("messages", "")]
+)
+def test_parts_of_a_body_are_not_held_while_its_request_waits(path: str, field: str) -> None:
+    app, gate = gated_app(max_sequences=1)
+    said = [{"role": "user", "content": f"not held {path} {number}"} for number in range(3)]
+    asked = {"model": MODEL, field or "messages": said, **({} if field else {"max_tokens": 2})}
+    with serving(app) as url:
+        engine, answers = engine_of(app), queue.SimpleQueue[httpx.Response]()
+        waiting = threading.Thread(target=lambda: answers.put(post(url, f"/v1/{path}", json=asked)))
+        waiting.start()
+        wait_until(lambda: engine.unfinished == 1)
+        wait_until(lambda: not held_parts(f"not held {path}"))
+        gate.allowed.release(2000)
+        waiting.join()
+        assert answers.get().status_code == 200
+
+
+def held_parts(text: str) -> list[BaseModel]:
+    """Parts of bodies that say something."""
+    found = [each for each in gc.get_objects() if isinstance(each, BaseModel) and "content" in each.__dict__]
+    return [part for part in found if text in str(part.__dict__["content"])]
 
 
 def test_health_answers_head(url: str) -> None:

@@ -102,10 +102,18 @@ class GrammarWorker:
         tokenizer_info: xgrammar's description of the tokenizer, serialised.
         stop_ids: tokens that end a text.
         seconds: how long the processor may work on a schema.
+        together: most bytes of the processes that match answers.
     """
 
-    def __init__(self, tokenizer_info: str, stop_ids: Sequence[int], seconds: float = COMPILE_SECONDS) -> None:
-        self._hello = json.dumps({"tokenizer": tokenizer_info, "stops": list(stop_ids), "seconds": seconds})
+    def __init__(
+        self,
+        tokenizer_info: str,
+        stop_ids: Sequence[int],
+        seconds: float = COMPILE_SECONDS,
+        together: int = forked.TOGETHER_BYTES,
+    ) -> None:
+        limits = {"seconds": seconds, "together": together}
+        self._hello = json.dumps({"tokenizer": tokenizer_info, "stops": list(stop_ids), **limits})
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -225,7 +233,7 @@ def _work(pipe: Connection) -> None:
         with socket.socket(fileno=recv_handle(pipe)) as control:
             if not os.fork():
                 pipe.close()
-                fork_matchers(control, xgrammar, compiler, info, stops)
+                fork_matchers(control, xgrammar, compiler, info, stops, hello["together"])
                 os._exit(0)
     except Exception as error:
         pipe.send_bytes(_error(f"{type(error).__name__}: {error}"))

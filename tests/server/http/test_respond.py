@@ -417,3 +417,26 @@ async def test_work_for_a_disconnected_client_is_cancelled() -> None:
     with pytest.raises(ClientGoneError):
         await unless_disconnected(client.receive, work())
     assert cancelled == [True]
+
+
+@pytest.mark.anyio
+async def test_a_wait_that_is_cancelled_twice_leaves_no_task() -> None:
+    async def never() -> MutableMapping[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+
+    before = asyncio.all_tasks()
+    waiting = asyncio.ensure_future(unless_disconnected(never, slow_to_end()))
+    for _ in range(2):  # as a worker of a batch is: with what it belongs to, and then itself
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+    await asyncio.wait({waiting})
+    await asyncio.sleep(0.05)
+    assert asyncio.all_tasks() == before

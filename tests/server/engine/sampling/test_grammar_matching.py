@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import random
+import select
 import sys
 import time
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partialmethod
 from typing import Any
 
 import psutil
@@ -19,6 +20,7 @@ pytest.importorskip("xgrammar", reason="xgrammar is not installed")
 from bigmodel.server.engine.sampling.expressions import json_text
 from bigmodel.server.engine.sampling.grammar import GrammarCompiler
 from bigmodel.server.engine.sampling.grammar_matching import MatchedSequence, MatchError, wait_for
+from bigmodel.server.engine.sampling.grammar_worker import GrammarWorker
 from tests.server.grammars import END, VOCABULARY, LocalState
 from tests.server.tiny import tiny_tokenizer
 
@@ -129,6 +131,40 @@ def test_the_process_of_a_sequence_ends_with_it(own: GrammarCompiler) -> None:
     (process,) = forking(own).children()
     state.close()
     process.wait(60)
+
+
+LARGE: dict[str, Any] = {"enum": [f"{number}-{number * 7919 % 99991}" for number in range(3000)]}
+LARGE_BYTES = 4 << 20
+"""Fewer bytes than a process takes for it."""
+
+
+@pytest.mark.slow
+def test_the_largest_processes_end_where_all_of_them_take_too_much_together() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrammarWorker, "__init__", partialmethod(GrammarWorker.__init__, together=LARGE_BYTES))
+        made = GrammarCompiler(tiny_tokenizer(), VOCABULARY, (END,))
+    small, large = begun(SCHEMA, made), begun(LARGE, made)
+    wait_for([large], 60.0)  # its process has ended, or its mask has come
+    process_ends(large)
+    with pytest.raises(MatchError, match="takes too much time or memory; describe less of it"):
+        while True:
+            scores_of(large)
+            large.advance(tiny_tokenizer().encode('"')[0])
+    here = LocalState(made.compile(json_text(SCHEMA)))
+    for token in walk(SCHEMA)[:3]:
+        assert scores_of(small) == scores_of(here)
+        small.advance(token)
+        here.advance(token)
+    again = begun({**SCHEMA, "title": "again"}, made)
+    assert scores_of(again) == scores_of(LocalState(made.compile(json_text(SCHEMA))))
+    made.close()
+
+
+def process_ends(state: MatchedSequence) -> None:
+    """Wait until the process of a sequence has closed its end of the socket."""
+    poll = select.poll()
+    poll.register(state.fileno(), 0)
+    assert poll.poll(60_000), "it goes on"
 
 
 @pytest.mark.long
