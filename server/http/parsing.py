@@ -32,7 +32,7 @@ from starlette.types import Message, Receive
 from bigmodel.server.http.client_limits import Shares, client_of
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.json_bounds import VALUES, check_bounds
-from bigmodel.server.http.respond import unless_disconnected
+from bigmodel.server.http.respond import seen, unless_disconnected
 from bigmodel.server.http.state import FETCHING_THREADS, PARSING_THREADS, ServerState, state_of
 from bigmodel.server.models.running import forget_frames
 from bigmodel.server.text.long_texts import LONG, left
@@ -131,14 +131,14 @@ async def in_thread(function: Callable[[], T]) -> T:
     before = left.set(gone)
     working = asyncio.ensure_future(anyio.to_thread.run_sync(function, limiter=_threads()))
     left.reset(before)
+    working.add_done_callback(seen)
     try:
-        return await asyncio.shield(working)
+        await asyncio.wait({working})  # after `asyncio.shield`, Python 3.14 logs what is raised for nobody
     except asyncio.CancelledError:
         gone.set_result(None)
         await asyncio.wait({working})
-        if not working.cancelled():
-            working.exception()  # retrieved: asyncio logs exceptions that nobody retrieves
         raise
+    return working.result()
 
 
 @cache

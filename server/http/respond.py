@@ -348,13 +348,13 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
     """Cancel the tasks that still run, all before the wait for their end: it may be cancelled itself."""
     running = {task for task in tasks if not task.done()}
     for task in tasks:
-        task.add_done_callback(_seen)
+        task.add_done_callback(seen)
         task.cancel()
     if running:
         await asyncio.wait(running)
 
 
-def _seen(task: asyncio.Future[Any]) -> None:
+def seen(task: asyncio.Future[Any]) -> None:
     """Retrieve the exception of a task: asyncio logs those that nobody retrieves."""
     if not task.cancelled():
         task.exception()

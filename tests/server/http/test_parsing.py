@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import socket
@@ -16,7 +17,7 @@ import pytest
 
 from bigmodel.server.http import json_bounds, parsing, state
 from bigmodel.server.http.client_limits import Shares
-from bigmodel.server.http.parsing import SMALL_BYTES
+from bigmodel.server.http.parsing import SMALL_BYTES, in_thread
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.test_limits import wait_until
 
@@ -186,3 +187,32 @@ def test_a_body_whose_turn_to_be_parsed_does_not_come_may_be_sent_again(monkeypa
         answer = post(url, json.dumps(LARGE).encode())
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_at_once")
     assert answer.headers["retry-after"] == "5"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("times", [1, 2])
+async def test_what_fails_for_nobody_is_not_logged(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[dict[str, Any]] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_exception_handler", reported.append)
+    begun, end = threading.Event(), threading.Event()
+
+    def fails() -> None:
+        begun.set()
+        end.wait()
+        raise ValueError
+
+    before = asyncio.all_tasks()
+    waiting = asyncio.ensure_future(in_thread(fails))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    for _ in range(times):
+        waiting.cancel()
+        await asyncio.sleep(0.001)
+    end.set()
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+    del waiting
+    while asyncio.all_tasks() != before:
+        await asyncio.sleep(0.001)
+    gc.collect()
+    assert reported == []
