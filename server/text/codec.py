@@ -259,7 +259,7 @@ class _TimeIsOver(BaseException):
     """Raised in a thread from another one; no Exception, which a library may catch."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Call:
     """When a function is told to end, and whether it was."""
 
@@ -271,21 +271,21 @@ class _TimeLimits:
     """Ends functions that take too long, by an exception that their threads raise at their next instruction."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, _Call] = {}  # by thread, until the function returns or is about to be told
+        self._calls: dict[_Call, int] = {}  # with their threads, until the function returns or is about to be told
         self._begun = threading.Event()
         self._lock = threading.Lock()
         self._watching: threading.Thread | None = None
 
     def ended_after(self, seconds: float, function: Callable[[], T]) -> T:
         """Return what `function` returns. Raises TemplateTimeError if it does not return within so many seconds."""
-        thread = threading.get_ident()
-        self._calls[thread] = call = _Call(time.monotonic() + seconds)
-        self._watch()
+        call, thread = _Call(time.monotonic() + seconds), threading.get_ident()
+        self._calls[call] = thread
         try:
             try:
+                self._watch()
                 return function()
             finally:
-                if self._calls.pop(thread, None) is None:
+                if self._calls.pop(call, None) is None:
                     while not call.told:
                         time.sleep(0.001)
                     _raise_in(thread, None)  # where it has ended otherwise: the exception would come later
@@ -307,11 +307,12 @@ class _TimeLimits:
     def _end_all(self) -> None:
         while self._begun.wait():
             self._begun.clear()
-            while calls := list(self._calls.items()):
-                thread, call = min(calls, key=lambda item: item[1].end)
-                if call.end > time.monotonic():
-                    time.sleep(call.end - time.monotonic())
-                elif self._calls.pop(thread, None) is not None:
+            while calls := list(self._calls):
+                call = min(calls, key=lambda each: each.end)
+                left = call.end - time.monotonic()
+                if left > 0:
+                    time.sleep(left)
+                elif (thread := self._calls.pop(call, None)) is not None:  # its thread may have a later one by now
                     _raise_in(thread, _TimeIsOver)
                     call.told = True
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -132,6 +136,56 @@ def test_only_what_is_too_slow_is_ended() -> None:
         assert limits.ended_after(0.05, unless_ended) == "not ended"  # and nothing is raised in the thread afterwards
         with pytest.raises(ZeroDivisionError):
             limits.ended_after(60, lambda: 1 // 0)
+    assert limits._calls == {}
+
+
+def clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
+    """Have limits read another clock, and sleep briefly."""
+    brief = SimpleNamespace(monotonic=monotonic, sleep=lambda seconds: time.sleep(seconds / 1000))
+    monkeypatch.setattr("bigmodel.server.text.codec.time", brief)
+
+
+def test_a_limit_that_is_passed_while_it_is_looked_at_ends_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock(monkeypatch, itertools.count(1.0).__next__)  # a second passes from one look to the next
+    limits = _TimeLimits()
+    with pytest.raises(TemplateTimeError):
+        limits.ended_after(1.5, lambda: [None for _ in iter(limits._is_watched, False)])
+
+
+def test_a_limit_does_not_end_the_next_call_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, caller = _TimeLimits(), threading.get_ident()
+    looks = itertools.count()
+    looking, begun, again = threading.Event(), threading.Event(), threading.Event()
+
+    def monotonic() -> float:
+        if threading.get_ident() == caller:
+            return 0.0
+        if next(looks) == 0:
+            looking.set()
+            begun.wait(60)
+            return 61.0  # the first call has just ended
+        again.set()
+        return 0.0
+
+    def second() -> str:
+        begun.set()
+        while not again.is_set():
+            time.sleep(0.001)
+        return "whole"
+
+    clock(monkeypatch, monotonic)
+    assert limits.ended_after(60, lambda: looking.wait(60))
+    assert limits.ended_after(60, second) == "whole"
+
+
+def test_a_call_that_cannot_be_watched_leaves_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    limits = _TimeLimits()
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    with pytest.raises(RuntimeError):
+        limits.ended_after(60, int)
     assert limits._calls == {}
 
 
