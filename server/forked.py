@@ -106,12 +106,13 @@ class Piece:
 
 
 def prepare() -> None:
-    """Give this process a group of its own, and no dumps of memory: for what `start` runs.
+    """Give this process a group of its own, children to wait for, and no dumps of memory: for what `start` runs.
 
     `end` reaches its children by the group, and Ctrl-C none of them. But no session of its own: where Linux groups
     tasks by session (autogroup), sessions share the processors evenly, and niceness counts within one alone.
     """
     os.setpgrp()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a server may have it ignored: then no child can be waited for
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -73,6 +73,22 @@ def test_the_largest_child_ends_where_all_take_too_much_together() -> None:
     assert ending(process) == 0
 
 
+def test_children_are_waited_for_where_the_server_has_theirs_ignored() -> None:
+    def work() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # programs that are started inherit it
+        forked.prepare()
+        ours, theirs = socket.socketpair()
+        children = forked.Children()
+        if children.fork():
+            os._exit(0)
+        theirs.close()  # the child has the last one
+        while children._forked_with:
+            children.watch_until_readable(ours)
+        os._exit(7)
+
+    assert ending(child(work)) == 7
+
+
 def test_who_asks_a_process_that_has_ended_is_told() -> None:
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
