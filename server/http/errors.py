@@ -12,7 +12,7 @@ status  type                   when
 422     invalid_request_error  a field missing or of the wrong type
 429     rate_limit_error       the queue is full, or a client's turn does not come; ``Retry-After`` says when to retry
 500     server_error           the engine failed during the request
-503     server_error           loading, draining, or the engine has stopped
+503     server_error           loading, draining, the engine has stopped, or the process that tokenises is gone
 504     timeout_error          the request's deadline passed
 """
 
@@ -32,7 +32,7 @@ from starlette.exceptions import HTTPException
 
 from bigmodel.server.answers.anthropic import error_body
 from bigmodel.server.http.json_bounds import JSONBoundsError
-from bigmodel.server.text.long_texts import EncodeError
+from bigmodel.server.text.long_texts import EncodeError, EncoderGoneError
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +137,9 @@ def install(app: FastAPI) -> None:
         return counted(app, APIError(error.status_code, why, code=code, headers=error.headers), request.url.path)
 
     async def not_encoded(request: HTTPRequest, error: Exception) -> JSONResponse:
+        if isinstance(error, EncoderGoneError):
+            later = APIError(503, str(error), code="tokenizer_gone", headers={"Retry-After": "1"})
+            return counted(app, later, request.url.path)
         return counted(app, APIError(400, str(error), code="text_not_tokenised"), request.url.path)
 
     async def unexpected(request: HTTPRequest, error: Exception) -> JSONResponse:

@@ -50,6 +50,10 @@ class EncodeError(ServeError, ValueError):
     """The tokenizer failed at a text, or takes too much for it."""
 
 
+class EncoderGoneError(EncodeError):
+    """The process that tokenises is busy or gone; the text is not at fault."""
+
+
 # --- in the server ------------------------------------------------------------------------------------
 
 
@@ -84,6 +88,7 @@ class LongTexts:
 
         Raises:
             EncodeError: The tokenizer fails, takes too much time or memory, or nobody waits any more.
+            EncoderGoneError: There is no process for it now.
         """
         if not self._usable:
             return None
@@ -134,8 +139,8 @@ class LongTexts:
                 except ConnectionError:  # it was ended from outside
                     self._end()
                 except OSError as error:
-                    raise EncodeError("the process that tokenises is busy; try again") from error
-        raise EncodeError("the process that tokenises has ended; try again")
+                    raise EncoderGoneError("the process that tokenises is busy; try again") from error
+        raise EncoderGoneError("the process that tokenises has ended; try again")
 
     def _start(self) -> None:
         """Start the process that forks, and wait until it has the tokenizer."""
@@ -145,22 +150,22 @@ class LongTexts:
         except Exception:  # it has parts that are written in Python
             self._usable = False
             return
-        ours, stdin = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process, self._control = forked.start(__name__, stdin), ours
         header = json.dumps({"split_special_tokens": bool(getattr(self._tokenizer, "split_special_tokens", False))})
         try:
-            with forked.ask(ours, header.encode(), text.encode(), socket.SOCK_STREAM) as connection:
+            self._control, stdin = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._process = forked.start(__name__, stdin)
+            with forked.ask(self._control, header.encode(), text.encode(), socket.SOCK_STREAM) as connection:
                 connection.settimeout(START_SECONDS)
                 answer = _received(connection)
         except OSError as error:
             self._end()
-            raise EncodeError("the process that tokenises does not start; try again") from error
+            raise EncoderGoneError("the process that tokenises does not start; try again") from error
         if answer == _FAILED:
             self._end()
             self._usable = False
         elif answer != _DONE:
             self._end()
-            raise EncodeError("the process that tokenises does not start; try again")
+            raise EncoderGoneError("the process that tokenises does not start; try again")
 
     def _end(self) -> None:
         if self._control is not None:
@@ -265,5 +270,5 @@ def _tokenise(tokenizer: Any, piece: forked.Piece) -> NoReturn:
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=os.dup(sys.stdin.fileno())) as given, suppress(ConnectionError, KeyboardInterrupt):
+    with socket.socket(fileno=sys.stdin.fileno()) as given, suppress(ConnectionError, KeyboardInterrupt):
         _work(given)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from bigmodel.server.text.codec import TextCodec
-from bigmodel.server.text.long_texts import EncodeError
+from bigmodel.server.text.long_texts import EncodeError, EncoderGoneError
 from tests.server.live import serving, tiny_app
 from tests.server.tiny import tiny_model
 
@@ -24,14 +24,21 @@ def test_a_texts_tokens_give_the_text_back(url: str) -> None:
     assert back == {"prompt": "the cat"}
 
 
-def test_a_text_that_cannot_be_tokenised_is_an_error_of_its_request(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "status", "code", "later"),
+    [(EncodeError, 400, "text_not_tokenised", None), (EncoderGoneError, 503, "tokenizer_gone", "1")],
+)
+def test_a_text_that_cannot_be_tokenised_is_an_error_of_its_request(
+    url: str, monkeypatch: pytest.MonkeyPatch, kind: type[EncodeError], status: int, code: str, later: str | None
+) -> None:
     def fails(*_: object, **__: object) -> list[int]:
-        raise EncodeError("it takes too much")
+        raise kind("why")
 
     monkeypatch.setattr(TextCodec, "encode", fails)
     answer = httpx.post(f"{url}/tokenize", json={"prompt": "the cat"})
     error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["message"]) == (400, "text_not_tokenised", "it takes too much")
+    assert (answer.status_code, error["code"], error["message"]) == (status, code, "why")
+    assert answer.headers.get("retry-after") == later
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bigmodel.server.text import long_texts
 from bigmodel.server.text.codec import TextCodec, TooManyTokensError
-from bigmodel.server.text.long_texts import EncodeError
+from bigmodel.server.text.long_texts import EncodeError, EncoderGoneError
 from tests.server.tiny import fresh_tokenizer, tiny_tokenizer
 
 WORDS = ["a", "b", "ab", "the", "\u2581the", "\u2581", "\u00e9", "th", "he", "##he", "##b", "##a"]
@@ -236,6 +237,40 @@ def test_the_process_is_started_again_where_it_was_ended(gone: Future[None]) -> 
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert outside(codec, "a") == expected
+
+
+def test_the_next_text_does_not_wait_for_one_that_outlives_the_process(
+    gone: Future[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_texts, "SECONDS", 30.0)
+    codec = codec_of("words")
+    expected = outside(codec, "a b")
+    process = codec._long._process
+    assert process is not None
+    wait_for_children(codec, running=False)
+    with ThreadPoolExecutor(1) as thread:
+        slow = thread.submit(copy_context().run, outside, codec, SLOW)
+        wait_for_children(codec, running=True)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        found = outside(codec, "a b")
+        assert not slow.done()
+        gone.set_result(None)
+        assert "nobody waits" in str(slow.exception(60))
+    assert found == expected
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_text(
+    gone: Future[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    codec = TextCodec(codec_of("words").tokenizer)
+    with monkeypatch.context() as patch, pytest.raises(EncoderGoneError, match="does not start; try again"):
+        patch.setattr("subprocess.Popen", fails)
+        outside(codec, "a b")
+    assert codec._long._control is None
 
 
 def test_it_ends_with_what_is_tokenised(gone: Future[None]) -> None:
