@@ -130,8 +130,12 @@ class Children:
         self._next = 0.0
 
     def fork(self) -> bool:
-        """Fork one; return whether this is it."""
-        child = os.fork()
+        """Fork one; return whether this is it. None is forked where the system has no more processes or memory: whoever
+        waits for it finds its socket closed, and those that run go on."""
+        try:
+            child = os.fork()
+        except OSError:
+            return False
         if child:
             self._forked_with[child] = _own_bytes(os.getpid())
         return not child

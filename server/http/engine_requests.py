@@ -13,7 +13,7 @@ from bigmodel.server.answers.parsers.formats import AnswerFormat
 from bigmodel.server.answers.parsers.held_answers import held_answer, required_calls
 from bigmodel.server.engine.engine import Engine, EngineStoppedError, QueueFullError
 from bigmodel.server.engine.sampling.expressions import Expression, json_text
-from bigmodel.server.engine.sampling.grammar import ANY_OBJECT, Grammar, GrammarError, available
+from bigmodel.server.engine.sampling.grammar import ANY_OBJECT, Grammar, GrammarError, GrammarGoneError, available
 from bigmodel.server.engine.sampling.reasoning_budget import ReasoningBudget
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
 from bigmodel.server.http.bodies import Sampling
@@ -121,7 +121,8 @@ def token_limit(
 async def grammar_of(
     body: Sampling, model: RunningModel, http: HTTPRequest, form: AnswerFormat | None = None
 ) -> Grammar | None:
-    """The compiled grammar of the answer; None for free text, 400 for one that cannot be enforced.
+    """The compiled grammar of the answer; None for free text, 400 for one that cannot be enforced, 503 where what
+    compiles it was ended.
 
     ``form``: how the answer is read, if it may have reasoning or calls beside its text.
     """
@@ -138,6 +139,8 @@ async def grammar_of(
             return known
         async with turn(state_of(http).compiling, http):
             return await in_thread(lambda: model.grammar_compiler().compile(expression))
+    except GrammarGoneError as error:
+        raise APIError(503, str(error), code="grammar_gone", headers={"Retry-After": "1"}) from error
     except GrammarError as error:
         raise bad_value("tools" if field == "tool_choice" else field, str(error)) from error
 

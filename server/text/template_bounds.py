@@ -1,6 +1,7 @@
 """Bounds on what one operation of a chat template makes: templates are programs, and come with checkpoints.
 
-A product or a power is computed at once: it cannot be stopped, and takes memory and time from everything else.
+A product or a power is computed at once: it cannot be stopped, and takes memory and time from everything else. What
+filters and methods of texts make (`replace`, `join`, `format`) is not bounded.
 """
 
 from __future__ import annotations

@@ -46,6 +46,10 @@ class GrammarError(ServeError, ValueError):
     """A schema cannot be enforced, or no token can continue the output."""
 
 
+class GrammarGoneError(GrammarError):
+    """The process that compiles schemas was ended from outside; the schema is not at fault."""
+
+
 def available() -> bool:
     """Whether xgrammar is installed."""
     return importlib.util.find_spec("xgrammar") is not None
@@ -83,6 +87,7 @@ class GrammarCompiler:
 
         Raises:
             GrammarError: a schema cannot be enforced, or the grammar takes too much to compile.
+            GrammarGoneError: the process that compiles was ended from outside.
         """
         found = self.kept(expression)
         if found is None:
@@ -118,6 +123,8 @@ class GrammarCompiler:
     def _start(self) -> None:
         try:
             self._worker.start()
+        except WorkerEndedError as error:
+            raise _gone(error) from error
         except CompileError as error:
             raise GrammarError(f"the schema cannot be enforced: {error}") from error
 
@@ -132,11 +139,15 @@ class GrammarCompiler:
             ready = self._worker.compile(text)
             found = Grammar(ready.text.encode(), ready.serialised, self._worker, self._vocabulary_size)
         except WorkerEndedError as error:
-            return str(error)
+            raise _gone(error) from error
         except CompileError as error:
             found = str(error)
         self._kept.put(text, found)
         return found
+
+
+def _gone(error: WorkerEndedError) -> GrammarGoneError:
+    return GrammarGoneError(f"the schema cannot be enforced now: {error}")
 
 
 def _usable(found: Grammar | str) -> Grammar:

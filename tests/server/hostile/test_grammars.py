@@ -62,6 +62,22 @@ def test_an_expensive_schema_is_refused_and_the_next_one_compiles(name: str) -> 
     worker_of().compile(json_text({"type": "string", "pattern": "^[a-z]{2}$"}))
 
 
+def test_the_client_tries_again_where_the_process_that_compiles_was_ended(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> None:
+        raise grammar_worker.WorkerEndedError("the process that compiles it ended; try again")
+
+    monkeypatch.setattr(grammar_worker.GrammarWorker, "compile", ended)
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": pattern("^[a-e]{7}$")}}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "response_format": schema}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=100)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "grammar_gone")
+    assert answer.headers["retry-after"] == "1"
+    monkeypatch.undo()
+    assert httpx.post(f"{url}/v1/chat/completions", json={**body, "max_tokens": 8}, timeout=100).status_code == 200
+
+
 def test_a_refused_schema_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made = worker_of()
     bomb = {"type": "string", "pattern": "(" * 70_000 + "a" + ")" * 70_000}
