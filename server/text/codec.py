@@ -278,19 +278,33 @@ class _TimeLimits:
 
     def ended_after(self, seconds: float, function: Callable[[], T]) -> T:
         """Return what `function` returns. Raises TemplateTimeError if it does not return within so many seconds."""
-        call, thread = _Call(time.monotonic() + seconds), threading.get_ident()
-        self._calls[call] = thread
+        call = _Call(time.monotonic() + seconds)
+        self._calls[call] = threading.get_ident()
         try:
             try:
                 self._watch()
-                return function()
-            finally:
-                if self._calls.pop(call, None) is None:
-                    while not call.told:
-                        time.sleep(0.001)
-                    _raise_in(thread, None)  # where it has ended otherwise: the exception would come later
+                result = function()
+            except _TimeIsOver:
+                raise
+            except BaseException:
+                self._end(call)
+                raise
+            else:
+                self._end(call)
+                return result
         except _TimeIsOver:
             raise TemplateTimeError(f"the model's chat template did not end within {seconds:g} seconds") from None
+
+    def _end(self, call: _Call) -> None:
+        """Leave a function that has ended. If it was told to end, the exception comes here at the latest.
+
+        It is not taken back: until 3.12, CPython would look for it in all threads for ever, which slows them, and ends
+        in an endless loop where one of them is traced.
+        """
+        if self._calls.pop(call, None) is None:
+            while not call.told:
+                time.sleep(0.001)
+            time.sleep(0)
 
     def _watch(self) -> None:
         self._begun.set()
@@ -317,10 +331,9 @@ class _TimeLimits:
                     call.told = True
 
 
-def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Have a thread raise an exception at its next instruction; None: not any more."""
-    raised = None if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    """Have a thread raise an exception at its next instruction."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 _templates = _TimeLimits()

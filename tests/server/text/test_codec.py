@@ -21,6 +21,7 @@ from bigmodel.server.text.codec import (
     TextCodec,
     _TimeLimits,
 )
+from tests.preloaded import run as run_program
 from tests.server.tiny import EOS, spaced_tokenizer, tiny_tokenizer
 
 codec = TextCodec(tiny_tokenizer())
@@ -105,6 +106,24 @@ def test_an_error_of_the_template_is_a_serve_error() -> None:
 ENDLESS = (
     "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}"
 )
+
+
+TRACED_AFTERWARDS = """
+import sys
+from bigmodel.server.text.codec import TemplateTimeError, _TimeLimits
+try:
+    _TimeLimits().ended_after(0.05, lambda: [None for _ in iter(int, 1)])
+except TemplateTimeError:
+    sys.setprofile(lambda *_: None)
+    (lambda: None)()
+    sys.setprofile(None)
+    print("goes on")
+"""
+
+
+def test_a_process_can_be_traced_after_a_template_was_ended() -> None:
+    """An exception that was taken back would have CPython look for it for ever, here in an endless loop."""
+    assert run_program(["-c", TRACED_AFTERWARDS], timeout=60).stdout == "goes on\n"
 
 
 def test_a_template_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
