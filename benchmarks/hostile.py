@@ -1,8 +1,9 @@
 """Can hostile clients stop `bigmodel serve`, hold it up, or fill its memory?
 
 Thousands of requests drawn by seed (see `hostile_requests`) go to one running server, while another process asks
-/health. Then the largest bodies, one by one, with the peak of the server's memory; then streams of tokens, without and
-beside clients that have schemas compiled that never end. Before and after all that the same request is asked.
+/health. Then the largest bodies, one by one, with the peak of the server's memory, and bodies of as many parts as each
+route takes; then streams of tokens, without and beside clients that have schemas compiled that never end. Before
+and after all that the same request is asked.
 
 "Memory before" is that of a server in use, not of one that was just started: good requests come first, some as of the
 storm and prompts of every length up to `LONGEST_PROMPT`. They are what any day brings, and a server keeps memory for
@@ -19,6 +20,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -28,7 +30,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ from .hostile_requests import (
     Attack,
     bomb,
     chat,
+    dense_bodies,
     draw,
     largest_bodies,
     largest_of_routes,
@@ -56,6 +59,8 @@ NO_ANSWER = 599  # counted as a failure of the server's
 LEAST_BODY = 1 << 20  # bytes that a smaller body counts as: any request takes some memory
 SETTLED_SECONDS = 5.0  # the server gives memory back a second after large requests
 LONGEST_PROMPT, STEP_OF_LENGTHS = 2000, 16  # tokens of the good prompts before the hostile ones
+REFUSED = frozenset({400, 413})
+OF_NUMBER = (b"the body is too large", b"should have at most", b"are accepted")  # of errors about the number of parts
 ALLOWED = frozenset({503, 504})  # overloaded or loading, and a deadline of the client's own
 
 DEVICES = ("cpu",)
@@ -91,14 +96,15 @@ def run(options: argparse.Namespace) -> Report:
         large = [(name, COMPLETIONS, raw) for name, raw in largest_bodies(server.model, largest).items()]
         large += [(name, path, raw) for name, (path, raw) in largest_of_routes(server.model, largest).items()]
         bodies = [body_row(server, *body) for body in large[:worst]]
+        dense = [dense_row(server, name, *made) for name, made in list(dense_bodies(server.model).items())[:worst]]
         gaps = asyncio.run(token_gaps(server, options)) if not options.quick else []
         answered = asyncio.run(server.ask())
         held = asyncio.run(positions_held(server.port))
         ended = server.settled()
         alive = server.process.poll() is None
         tracebacks = server.log.read_text(errors="replace").count("Traceback (most recent call last)")
-    longest = max(health[0], *(row[3] for row in bodies))
-    growth = max(row[2] for row in bodies)
+    longest = max(health[0], *(row[3] for row in bodies + dense))
+    growth = max(row[2] for row in bodies + dense)
     limits = [
         Limit("answers of 500 or above, but for 503 and 504", storm.failures, "==", 0, "count"),
         Limit("good answers that were wrong", storm.wrong + (answered != expected), "==", 0, "count"),
@@ -117,7 +123,7 @@ def run(options: argparse.Namespace) -> Report:
         "hostile",
         options.device,
         settings={"requests": requests, "at_once": options.at_once, "bombers": options.bombers},
-        tables=tables(storm, bodies, gaps, f"{requests} hostile requests, {options.at_once} at once"),
+        tables=tables(storm, bodies, dense, gaps, f"{requests} hostile requests, {options.at_once} at once"),
         limits=limits,
         notes=[
             f"/health: {health[1]:.0f} answers in the storm, the slowest after {health[0] * 1e3:.0f} ms",
@@ -127,7 +133,9 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-def tables(storm: Storm, bodies: list[list[Any]], gaps: list[list[Any]], title: str) -> list[Table]:
+def tables(
+    storm: Storm, bodies: list[list[Any]], dense: list[list[Any]], gaps: list[list[Any]], title: str
+) -> list[Table]:
     """Statuses by kind of request, memory and /health by body, seconds of a token by round."""
     statuses = sorted({status for kind in KINDS for status in storm.statuses[kind]})
     columns = [Column("kind"), *(Column(str(status) if status else "closed", "count") for status in statuses)]
@@ -136,7 +144,11 @@ def tables(storm: Storm, bodies: list[list[Any]], gaps: list[list[Any]], title: 
         *(Column("body"), Column("size", "bytes"), Column("memory over size", "ratio")),
         *(Column("slowest /health", "seconds"), Column("answered after", "seconds"), Column("status", "count")),
     ]
-    found = [Table(title, columns, rows), Table("The largest bodies, one by one", names, bodies)]
+    found = [
+        Table(title, columns, rows),
+        Table("The largest bodies, one by one", names, bodies),
+        Table("Bodies of as many parts as are taken", names, dense),
+    ]
     if gaps:
         compared = [Column("round", "count"), Column("a token", "seconds"), Column("beside bombs", "seconds")]
         found.append(Table("Streams beside clients that have bombs compiled", compared, gaps))
@@ -322,6 +334,25 @@ def body_row(server: HostileServer, name: str, path: str, body: bytes) -> list[A
         seconds = time.perf_counter() - begun
     grown = max(0.0, (server.peak() - before) / max(LEAST_BODY, len(body)))
     return [name, len(body), grown, health[0], seconds, status]
+
+
+def dense_row(server: HostileServer, name: str, path: str, made: Callable[[int], bytes]) -> list[Any]:
+    """A row about the body with the most parts, of at most `LARGEST` bytes, that is not refused for their number.
+
+    Such bodies were sent before: what a server keeps of a first one is counted as memory afterwards.
+    """
+
+    def taken(count: int) -> bool:
+        status, answer = asyncio.run(send(server.port, Attack(name, post(path, made(count)))))
+        return status not in REFUSED or not any(words in answer for words in OF_NUMBER)
+
+    least, most = 1, LARGEST * 1000 // len(made(1000))
+    if taken(most):
+        least = most
+    while most > 1.05 * least:
+        middle = math.ceil((least * most) ** 0.5)
+        least, most = (middle, most) if taken(middle) else (least, middle)
+    return body_row(server, f"{least} {name}", path, made(least))
 
 
 # --- tokens beside bombs ------------------------------------------------------------------------------

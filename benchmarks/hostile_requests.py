@@ -377,3 +377,132 @@ def largest_of_routes(model: str, size: int) -> dict[str, tuple[str, bytes]]:
         "names of tokens": (TOKENIZE, {"prompt": long, "return_token_strs": True}),
     }
     return {name: (path, _dumped({"model": model, **body})) for name, (path, body) in asked.items()}
+
+
+# --- bodies of many parts -------------------------------------------------------------------------------
+
+
+def dense_bodies(model: str) -> dict[str, tuple[str, Callable[[int], bytes]]]:
+    """Paths, and bodies of so many parts, each of a sort that a route takes lists of: none is wrong but by number.
+
+    Prompts are longer than a context of 2048 tokens, so that none is computed: what that takes is in the engine's plan.
+    """
+    user = {"role": "user", "content": "1"}
+    assistant = {"role": "assistant", "content": "1"}
+    last = {"role": "user", "content": "1 " * 2048}
+    called = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    function = {"type": "function", "function": {"name": "f"}}
+    asked = {"model": model, "max_tokens": 1}
+
+    def properties(count: int) -> dict[str, Any]:
+        return {"type": "object", "properties": {f"a{number}": {} for number in range(count)}}
+
+    bodies: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
+        "messages": (CHAT, lambda n: {**asked, "messages": [user] * n + [last]}),
+        "long messages": (
+            CHAT,
+            lambda n: {**asked, "messages": [{"role": "user", "content": "1 " * 300}] * n + [last]},
+        ),
+        "messages in parts": (
+            CHAT,
+            lambda n: {
+                **asked,
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "1"}]}] * n + [last],
+            },
+        ),
+        "parts": (
+            CHAT,
+            lambda n: {**asked, "messages": [{"role": "user", "content": [{"type": "text", "text": "1"}] * n}, last]},
+        ),
+        "calls": (
+            CHAT,
+            lambda n: {**asked, "messages": [user, {"role": "assistant", "tool_calls": [called] * n}, last]},
+        ),
+        "messages with a call": (
+            CHAT,
+            lambda n: {**asked, "messages": [user, *[{"role": "assistant", "tool_calls": [called]}] * n, last]},
+        ),
+        "documents": (CHAT, lambda n: {**asked, "messages": [last], "documents": [{"a": "1"}] * n}),
+        "lists in variables": (
+            CHAT,
+            lambda n: {**asked, "messages": [last], "chat_template_kwargs": {"a": [[] for _ in range(n)]}},
+        ),
+        "properties of a function": (
+            CHAT,
+            lambda n: {
+                **asked,
+                "messages": [last],
+                "tools": [{**function, "function": {"name": "f", "parameters": properties(n)}}],
+                "tool_choice": "none",
+            },
+        ),
+        "properties of the answer": (CHAT, lambda n: chat(model, properties(n), max_tokens=1)),
+        "values of the answer": (
+            CHAT,
+            lambda n: chat(model, {"enum": [f"a{number}" for number in range(n)]}, max_tokens=1),
+        ),
+        "tokens": (COMPLETIONS, lambda n: {**asked, "prompt": [300 + number % 7000 for number in range(n)]}),
+        "prompts": (COMPLETIONS, lambda n: {**asked, "prompt": ["1"] * n}),
+        "prompts of tokens": (COMPLETIONS, lambda n: {**asked, "prompt": [[300]] * n}),
+        "words": (COMPLETIONS, lambda n: {**asked, "prompt": "1 " * n}),
+        "biases": (
+            COMPLETIONS,
+            lambda n: {**asked, "prompt": "1", "logit_bias": {str(number): 1.5 for number in range(n)}},
+        ),
+        "turns": (MESSAGES, lambda n: {**asked, "messages": [user, assistant] * (n // 2) + [last]}),
+        "long turns": (
+            MESSAGES,
+            lambda n: {
+                **asked,
+                "messages": [{**each, "content": "1 " * 300} for each in (user, assistant)] * (n // 2) + [last],
+            },
+        ),
+        "blocks": (
+            MESSAGES,
+            lambda n: {**asked, "messages": [{"role": "user", "content": [{"type": "text", "text": "1"}] * n}, last]},
+        ),
+        "results": (
+            MESSAGES,
+            lambda n: {
+                **asked,
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "1"}] * n},
+                    assistant,
+                    last,
+                ],
+            },
+        ),
+        "counted turns": (f"{MESSAGES}/count_tokens", lambda n: {"model": model, "messages": [user] * n + [last]}),
+        "items": (RESPONSES, lambda n: {"model": model, "max_output_tokens": 1, "input": [user] * n + [last]}),
+        "parts of items": (
+            RESPONSES,
+            lambda n: {
+                "model": model,
+                "max_output_tokens": 1,
+                "input": [{"role": "user", "content": [{"type": "input_text", "text": "1"}] * n}, last],
+            },
+        ),
+        "results of items": (
+            RESPONSES,
+            lambda n: {
+                "model": model,
+                "max_output_tokens": 1,
+                "input": [user, *[{"type": "function_call_output", "call_id": "a", "output": "1"}] * n, last],
+            },
+        ),
+        "texts": (EMBEDDINGS, lambda n: {"model": model, "input": ["1 2"] * n}),
+        "texts of tokens": (EMBEDDINGS, lambda n: {"model": model, "input": [[300, 301]] * n}),
+        "ranked documents": (RERANK, lambda n: {"model": model, "query": "1", "documents": [{"text": "1"}] * n}),
+        "tokenised words": (TOKENIZE, lambda n: {"model": model, "prompt": "1 " * n}),
+        "words with their tokens": (
+            TOKENIZE,
+            lambda n: {"model": model, "prompt": "1 " * n, "return_token_strs": True},
+        ),
+        "tokenised messages": (TOKENIZE, lambda n: {"model": model, "messages": [user] * n + [last]}),
+        "detokenised": (DETOKENIZE, lambda n: {"model": model, "tokens": [300 + number % 100 for number in range(n)]}),
+    }
+    return {name: (path, _counted(body)) for name, (path, body) in bodies.items()}
+
+
+def _counted(body: Callable[[int], dict[str, Any]]) -> Callable[[int], bytes]:
+    return lambda count: json.dumps(body(count), separators=(",", ":")).encode()

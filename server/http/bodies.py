@@ -142,6 +142,11 @@ def release(*bodies: Body) -> None:
         body.__dict__.clear()
 
 
+def release_field(body: Body, name: str) -> None:
+    """Free what one field of a body holds, which nobody reads any more."""
+    del body.__dict__[name]
+
+
 class CacheControl(Body):
     """A hint that has no effect: every prompt's beginning is kept for later ones, where there is memory."""
 

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from fastapi import APIRouter
@@ -20,7 +20,7 @@ from bigmodel.server.answers.openai import ChatAnswer
 from bigmodel.server.answers.parsers.formats import AnswerFormat
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Request
-from bigmodel.server.http.bodies import Body, release
+from bigmodel.server.http.bodies import Body, release, release_field
 from bigmodel.server.http.call_arguments import check_arguments
 from bigmodel.server.http.chat_bodies import ChatBody, Message
 from bigmodel.server.http.engine_requests import (
@@ -42,6 +42,8 @@ from bigmodel.server.http.state import state_of
 from bigmodel.server.models.running import RunningModel
 from bigmodel.server.text.codec import TemplateError, TemplateTimeError, TextCodec
 from bigmodel.server.text.images import ImageError, ImageSupport
+
+B = TypeVar("B", bound=Body)
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -236,12 +238,17 @@ async def rendered(
 # --- bodies of other interfaces -----------------------------------------------------------------------
 
 
-async def as_chat(http: HTTPRequest, fields: Callable[[], dict[str, Any]]) -> ChatBody:
-    """Return the chat of these ``fields``, which asks for the same as a body of another interface."""
+async def as_chat(http: HTTPRequest, body: B, fields: Callable[[B], dict[str, Any]], conversation: str) -> ChatBody:
+    """Return the chat whose ``fields`` ask for the same as a body of another interface.
+
+    The body's field ``conversation`` is released: the chat has its own.
+    """
 
     def chat() -> ChatBody:
+        given = fields(body)
+        release_field(body, conversation)
         try:
-            return ChatBody.model_validate(fields())
+            return ChatBody.model_validate(given)
         except ValidationError as error:
             raise from_validation([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from error
 

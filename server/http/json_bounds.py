@@ -5,12 +5,18 @@ The text is looked through string by string, so that other threads go on meanwhi
 
 from __future__ import annotations
 
+from typing import Any
+
 from bigmodel.errors import ServeError
 
-MEMBERS = 20_000
+MEMBERS = 16_384
 """Most members of all objects together."""
 
-CONTAINERS = 50_000
+ITEMS, ITEM_BYTES = 2048, 600
+"""Most objects in one list of a body, such as its messages; a larger body may have one for every `ITEM_BYTES` of it.
+Each takes a kilobyte in its objects, however short it is."""
+
+CONTAINERS = 32_768
 """Most objects and lists."""
 
 VALUES = 32_768
@@ -62,6 +68,19 @@ def check_bounds(text: bytes, values: int, string_bytes: int) -> None:
         closing = plain.find(b'"', begin + 1)
         at = len(plain) if closing < 0 else closing + 1
         _check(at - begin - 2, string_bytes, "bytes in one string")
+
+
+def check_items(body: Any, size: int) -> None:
+    """Check that no list in a body of `size` bytes has more objects than `ITEMS` and `ITEM_BYTES` allow.
+
+    Raises:
+        JSONBoundsError: which list has more.
+    """
+    most = max(ITEMS, size // ITEM_BYTES)
+    for name, given in body.items() if isinstance(body, dict) else ():
+        if isinstance(given, list) and len(given) > most and any(isinstance(each, dict) for each in given):
+            bound = f"{ITEMS}, or one for every {ITEM_BYTES} bytes, are accepted"
+            raise JSONBoundsError(f"it has more than {most} items in '{name[:64]}': {bound}")
 
 
 def _has_long_number(text: bytes, begin: int, end: int) -> bool:

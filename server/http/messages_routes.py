@@ -24,7 +24,7 @@ async def messages(body: MessagesBody, http: HTTPRequest) -> Response:
     """Answer a conversation, as Anthropic's API does."""
     thinking = thinking_wanted(body)
     with fields_named(FIELDS):
-        chat = await as_chat(http, lambda: chat_fields(body))
+        chat = await as_chat(http, body, chat_fields, "messages")
     async with state_of(http).model(http, body.model) as model:
         with fields_named(FIELDS):
             prepared = await prepare_chat(chat, http, model, thinking=thinking, usual_effort=USUAL_EFFORT)
@@ -42,7 +42,7 @@ async def count_tokens(body: CountTokensBody, http: HTTPRequest) -> dict[str, in
     """The tokens of a conversation, as its answer would count them."""
     async with state_of(http).model(http, body.model) as model:
         with fields_named(FIELDS):
-            chat = await as_chat(http, lambda: chat_fields(body))
+            chat = await as_chat(http, body, chat_fields, "messages")
             variables = reasoning_variables(model.codec, thinking_wanted(body), chat.reasoning_effort, USUAL_EFFORT)
             longest, images, fetch = model.engine.core.max_length, model.images, fetching(http)
             prompt, _ = await chat_inputs(chat, model.codec, longest, in_turn(http), variables, images, fetch)

@@ -31,7 +31,7 @@ from starlette.types import Message, Receive
 
 from bigmodel.server.http.client_limits import Shares, client_of
 from bigmodel.server.http.errors import APIError
-from bigmodel.server.http.json_bounds import VALUES, check_bounds
+from bigmodel.server.http.json_bounds import VALUES, check_bounds, check_items
 from bigmodel.server.http.respond import seen, unless_disconnected
 from bigmodel.server.http.state import FETCHING_THREADS, PARSING_THREADS, ServerState, state_of
 from bigmodel.server.models.running import forget_frames
@@ -274,6 +274,7 @@ def _validated(kind: type[BaseModel], body: bytes, values: int, string_bytes: in
         if "recursion limit" in str(error):
             raise RecursionError from None
         raise json.JSONDecodeError(str(error), "", 0) from None
+    check_items(parsed, len(body))
     try:
         return kind.model_validate(parsed)
     except ValidationError as error:

@@ -25,7 +25,7 @@ router = APIRouter(route_class=JSONRoute)
 async def responses(body: ResponsesBody, http: HTTPRequest) -> Response:
     """Answer a text or a list of items, as OpenAI's responses do."""
     with fields_named(FIELDS):
-        chat = await as_chat(http, lambda: chat_fields(body))
+        chat = await as_chat(http, body, chat_fields, "input")
     async with state_of(http).model(http, body.model) as model:
         with fields_named(FIELDS):
             prepared = await prepare_chat(chat, http, model)
@@ -41,7 +41,7 @@ async def responses(body: ResponsesBody, http: HTTPRequest) -> Response:
 
 def head(body: ResponsesBody, model: str) -> dict[str, Any]:
     """Return what the objects of a response begin with."""
-    given = body.model_dump(mode="json", by_alias=True)
+    given = body.model_dump(mode="json", by_alias=True, exclude={"input"})
     tools = [{**tool, "parameters": tool["parameters"] or {}} for tool in given["tools"] or ()]
     text = given["text"] or {}
     form = {name: value for name, value in (text.get("format") or {"type": "text"}).items() if value is not None}

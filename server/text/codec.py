@@ -116,10 +116,10 @@ class TextCodec:
         # A text cut within a word may have a few tokens more than the same part of the whole text.
         size = len(text) if longest is None else 2 * longest + 64
         while size < len(text):
-            found = len(self._encode(text[:size], add_special_tokens))
+            found = self._count(text[:size], add_special_tokens)
             if longest is not None and found > longest + 64:
                 raise TooManyTokensError(longest + 1)
-            size *= 4
+            size *= 2
         tokens = self._encode(text, add_special_tokens)
         if longest is not None and len(tokens) > longest:
             raise TooManyTokensError(len(tokens))
@@ -131,6 +131,10 @@ class TextCodec:
             return found[0]
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
+
+    def _count(self, text: str, add_special_tokens: bool) -> int:
+        found = self._outside((text,), ("count",), special=add_special_tokens)
+        return len(self.tokenizer.encode(text, add_special_tokens=add_special_tokens)) if found is None else found[0][0]
 
     def encode_pair(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
         """Tokens and token types of a text, or of two that belong together; no types where the tokenizer gives none."""

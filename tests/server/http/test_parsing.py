@@ -7,6 +7,7 @@ import gc
 import json
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import FrameType
@@ -15,9 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.hostile_requests import EMBEDDINGS, dense_bodies
 from bigmodel.server.http import json_bounds, parsing, state
 from bigmodel.server.http.client_limits import Shares
+from bigmodel.server.http.json_bounds import ITEM_BYTES, ITEMS
 from bigmodel.server.http.parsing import SMALL_BYTES, in_thread
+from tests.examples import alike
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.test_limits import wait_until
 
@@ -216,3 +220,35 @@ async def test_what_fails_for_nobody_is_not_logged(times: int, monkeypatch: pyte
         await asyncio.sleep(0.001)
     gc.collect()
     assert reported == []
+
+
+def test_messages_are_as_many_as_a_body_has_room_for(url: str) -> None:
+    user = {"role": "user", "content": "x"}
+    for count, padding, refused in [
+        (ITEMS, "", False),
+        (ITEMS + 1, "", True),
+        (ITEMS + 1, "x" * ITEMS * ITEM_BYTES, False),
+    ]:
+        body = {"model": MODEL, "messages": [user] * (count - 1) + [{**user, "content": padding}], "max_tokens": 1}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+        found = answer["error"]["message"]
+        assert (f"more than {ITEMS} items in 'messages'" in found) == refused, found
+
+
+MANY = {name: body for name, body in dense_bodies(MODEL).items() if body[0] != EMBEDDINGS}  # whose answers are large
+
+
+@alike("name", sorted(MANY, key=("messages", "results").__contains__, reverse=True), first=2)
+def test_a_body_of_many_parts_takes_four_times_its_bytes_or_four_mib_or_is_refused(url: str, name: str) -> None:
+    path, made = MANY[name]
+    for parts in (2000, 8000):
+        body = made(parts)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            answer = httpx.post(f"{url}{path}", content=body, headers={"content-type": "application/json"}, timeout=60)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert answer.status_code in (200, 400, 413)
+        assert peak <= 4 * max(1 << 20, len(body)), parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -115,13 +116,13 @@ def test_as_many_tokens_as_the_context_has_are_given() -> None:
 @pytest.mark.slow
 def test_a_text_far_beyond_a_long_context_is_not_tokenized_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    encode = TextCodec._encode
+    outside = TextCodec._outside
 
-    def counting(self: TextCodec, text: str, special: bool) -> list[int]:
-        read.append(len(text))
-        return encode(self, text, special)
+    def counting(self: TextCodec, texts: Sequence[str], wanted: Sequence[str], *, special: bool) -> Any:
+        read.extend(map(len, texts))
+        return outside(self, texts, wanted, special=special)
 
-    monkeypatch.setattr(TextCodec, "_encode", counting)
+    monkeypatch.setattr(TextCodec, "_outside", counting)
     context = 1 << 15
     with serving(tiny_app(tiny_model(max_position_embeddings=context))) as url:
         answer = httpx.post(f"{url}/tokenize", json={"prompt": "qx " * 300_000}, timeout=60)
