@@ -10,7 +10,6 @@ The names are written once, in the package's stub, `__init__.pyi`, which type ch
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
 TYPE_CHECKING = False  # as of `typing`, which would be most of what importing a package costs
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         home = listed().get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from importlib import import_module  # takes a millisecond, which Ctrl-C is not to wait for
+
         value = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
         setattr(sys.modules[package], name, value)
         return value
@@ -58,6 +59,8 @@ def names_used_later(module: str, homes: Mapping[str, str]) -> tuple[Callable[[s
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        from importlib import import_module
+
         value = getattr(import_module(homes[name]), name)
         setattr(sys.modules[module], name, value)
         return value
@@ -73,6 +76,7 @@ def _read_stub(package: str) -> dict[str, str]:
     # Imported here, so that to import a package of this kind costs next to nothing.
     import ast
     import pkgutil
+    from importlib import import_module
     from importlib.util import resolve_name
 
     stub = pkgutil.get_data(package, "__init__.pyi")

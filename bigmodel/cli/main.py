@@ -2,19 +2,18 @@
 
 Exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted. `--debug` shows the traceback.
 
-Only what is quick to import is imported here, so that Ctrl-C is prepared for before anything that takes long.
+Only what the interpreter has imported by itself is imported here, so that Ctrl-C is prepared for first.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
 from .interrupts import INTERRUPTED, end_at_once
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     end_at_once()
     import faulthandler
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def run(arguments: Sequence[str], debug: bool = False) -> int:
+def run(arguments: list[str], debug: bool = False) -> int:
     """Run the command line and return its exit code."""
     import typer
 
@@ -48,7 +47,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     from .commands import ClickError, UsageError, app
 
     try:
-        arguments = list(arguments) or ["--help"]
+        arguments = arguments or ["--help"]
         code = typer.main.get_command(app).main(arguments, prog_name="bigmodel", standalone_mode=False)
     except ClickError as error:
         return _fail(error.format_message(), 2 if isinstance(error, UsageError) else 1, debug)  # type: ignore[attr-defined]

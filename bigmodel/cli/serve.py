@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from . import model_options as shared
-from .interrupts import ending_at_once
+from .interrupts import EndingAtOnce
 from .serve_nodes import ServedNodes, launched, plan_for, refuse_beside_nodes, serve_stage, start
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def serve(
 
     Several are loaded when a request asks for them, and unloaded when another needs their memory.
     """
-    with ending_at_once():  # until the server takes over the signals, there is nothing to undo
+    with EndingAtOnce():  # until the server takes over the signals, there is nothing to undo
         from bigmodel.devices import parse_size
         from bigmodel.server import EngineOptions, Settings
         from bigmodel.server.engine.budget import DEFAULT_SEQUENCES, planned_chunk

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from bigmodel.cli.commands import COMMANDS
-from bigmodel.cli.interrupts import end_at_once, ending_at_once, raise_again
+from bigmodel.cli.interrupts import EndingAtOnce, end_at_once, raise_again
 from tests.cli.test_serve_process import folder, serving
 from tests.preloaded import ROOT
 
@@ -34,6 +34,15 @@ EARLY = ["bigmodel.cli.log_filters", "typer", "bigmodel.cli.commands", "bigmodel
 LATE = ["torch", "torch._C"]
 LAST = ["transformers", "bigmodel.server.http.run"]
 """Imported after others that take seconds."""
+
+
+def test_nothing_is_imported_before_ctrl_c_is_prepared_for_but_what_says_so() -> None:
+    code = "import os, sys; before = {*sys.modules}; import bigmodel.cli.main; print(*sorted({*sys.modules} - before))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    bare = [sys.executable, "-S", "-c", code]  # without what packages of the environment import at the start
+    found = subprocess.run(bare, capture_output=True, text=True, env=environment, check=True).stdout.split()
+    ours = ["bigmodel", "bigmodel.cli", "bigmodel.cli.interrupts", "bigmodel.cli.main", "bigmodel.lazy_names"]
+    assert found == ["__future__", *ours]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +111,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 def test_after_the_context_an_interrupt_raises_again() -> None:
-    with ending_at_once():
+    with EndingAtOnce():
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
