@@ -59,6 +59,7 @@ NO_ANSWER = 599  # counted as a failure of the server's
 LEAST_BODY = 1 << 20  # bytes that a smaller body counts as: any request takes some memory
 SETTLED_SECONDS = 5.0  # the server gives memory back a second after large requests
 LONGEST_PROMPT, STEP_OF_LENGTHS = 2000, 16  # tokens of the good prompts before the hostile ones
+TRIES, STOLEN_SECONDS = 5, 0.03
 REFUSED = frozenset({400, 413})
 OF_NUMBER = (b"the body is too large", b"should have at most", b"are accepted")  # of errors about the number of parts
 ALLOWED = frozenset({503, 504})  # overloaded or loading, and a deadline of the client's own
@@ -324,7 +325,19 @@ class Storm:
 
 def body_row(server: HostileServer, name: str, path: str, body: bytes) -> list[Any]:
     """A row about one body: size, memory over size (that of a smaller one counts as `LEAST_BODY`), slowest /health
-    meanwhile, seconds to the answer, status."""
+    meanwhile, seconds to the answer, status.
+
+    It is measured again where the host of a virtual machine took processors away meanwhile, which holds up everything.
+    """
+    for _ in range(TRIES):
+        stolen = stolen_seconds()
+        row = _body_row(server, name, path, body)
+        if stolen_seconds() - stolen <= STOLEN_SECONDS:
+            break
+    return row
+
+
+def _body_row(server: HostileServer, name: str, path: str, body: bytes) -> list[Any]:
     before = server.settled()
     server.peak(anew=True)
     with asked_for_health(server.port) as health:
@@ -334,6 +347,14 @@ def body_row(server: HostileServer, name: str, path: str, body: bytes) -> list[A
         seconds = time.perf_counter() - begun
     grown = max(0.0, (server.peak() - before) / max(LEAST_BODY, len(body)))
     return [name, len(body), grown, health[0], seconds, status]
+
+
+def stolen_seconds() -> float:
+    """Seconds for which the host of a virtual machine has run others on its processors."""
+    total = (
+        Path("/proc/stat").read_text().split(maxsplit=9)
+    )  # "cpu", user, nice, system, idle, iowait, irq, softirq, steal
+    return int(total[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def dense_row(server: HostileServer, name: str, path: str, made: Callable[[int], bytes]) -> list[Any]:

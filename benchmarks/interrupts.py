@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .harness import Column, Limit, Report, Table
 from .harness.isolate import import_folder
@@ -111,13 +112,18 @@ def interrupted(program: Path, seconds: float) -> str:
     """Standard error of a program that is interrupted after so many seconds."""
     environment = {**os.environ, "PYTHONPATH": str(import_folder())}
     command = [sys.executable, str(program), *ARGUMENTS]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
+    pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "env": environment}
+    with subprocess.Popen(command, **pipes, preexec_fn=_heed_interrupts) as process:
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             pass  # sleeping is not exact enough
         process.send_signal(signal.SIGINT)
         _, error = process.communicate()
     return error.decode(errors="replace")
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores them
 
 
 def _from(ms: int) -> list[int]:
