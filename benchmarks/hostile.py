@@ -6,7 +6,7 @@ route takes; then streams of tokens, without and beside clients that have schema
 and after all that the same request is asked.
 
 "Memory before" is that of a server in use, not of one that was just started: good requests come first, some as of the
-storm and prompts of every length up to `LONGEST_PROMPT`. They are what any day brings, and a server keeps memory for
+storm, prompts of every length up to `LONGEST_PROMPT` and embeddings of many texts. They are what any day brings, and a server keeps memory for
 them: modules imported at first use, keys and values of as many sequences, and the kernels that libraries of the host
 keep for each number of rows of a step, about 30 MB for all lengths. Hostile requests reach the same lengths; without
 the good ones, what they leave would be counted as theirs. No hostile request, no body that is refused and none beyond
@@ -40,6 +40,7 @@ from .harness.isolate import import_folder
 from .hostile_requests import (
     CHAT,
     COMPLETIONS,
+    EMBEDDINGS,
     KINDS,
     LARGEST,
     Attack,
@@ -62,6 +63,7 @@ LONGEST_PROMPT, STEP_OF_LENGTHS = 2000, 16  # tokens of the good prompts before 
 TRIES, STOLEN_SECONDS = 5, 0.03
 REFUSED = frozenset({400, 413})
 OF_NUMBER = (b"the body is too large", b"should have at most", b"are accepted")  # of errors about the number of parts
+TEXTS = 2048  # that good requests have embedded at once
 ALLOWED = frozenset({503, 504})  # overloaded or loading, and a deadline of the client's own
 
 DEVICES = ("cpu",)
@@ -198,12 +200,16 @@ class HostileServer:
         return texts
 
     async def ask_long(self) -> None:
-        """Ask prompts of all lengths, one after the other."""
+        """Ask prompts of all lengths, one after the other, and embeddings of many texts."""
         for length in range(STEP_OF_LENGTHS, LONGEST_PROMPT, STEP_OF_LENGTHS):
             body = {"model": self.model, "prompt": [2] * length, "max_tokens": 2, "temperature": 0}
             status, answer = await exchange(self.port, post(COMPLETIONS, json.dumps(body).encode()))
             if status != 200:
                 raise BenchmarkError(f"a prompt of {length} tokens was answered {status}: {answer[:300].decode()}")
+        texts = {"model": self.model, "input": ["3 2"] * TEXTS}
+        status, answer = await exchange(self.port, post(EMBEDDINGS, json.dumps(texts).encode()))
+        if status != 200:
+            raise BenchmarkError(f"{TEXTS} texts were answered {status}: {answer[:300].decode()}")
 
     def _status(self, name: str) -> int:
         text = Path(f"/proc/{self.process.pid}/status").read_text()
