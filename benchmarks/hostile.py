@@ -6,12 +6,12 @@ route takes; then streams of tokens, without and beside clients that have schema
 and after all that the same request is asked.
 
 "Memory before" is that of a server in use, not of one that was just started: good requests come first, some as of the
-storm, prompts of every length up to `LONGEST_PROMPT` and embeddings of many texts. They are what any day brings, and a server keeps memory for
-them: modules imported at first use, keys and values of as many sequences, and the kernels that libraries of the host
-keep for each number of rows of a step, about 30 MB for all lengths. Hostile requests reach the same lengths; without
-the good ones, what they leave would be counted as theirs. No hostile request, no body that is refused and none beyond
-the context comes before that mark, so that what parsing, refusing and compiling keep is counted in full. The notes say
-what the server had when it was ready, too.
+storm, prompts of every length up to `LONGEST_PROMPT` and embeddings of many texts. They are what any day brings, and a
+server keeps memory for them: modules imported at first use, keys and values of as many sequences, and the kernels that
+libraries of the host keep for each number of rows of a step, about 30 MB for all lengths. Hostile requests reach the
+same lengths; without the good ones, what they leave would be counted as theirs. No hostile request, no body that is
+refused and none beyond the context comes before that mark, so that what parsing, refusing and compiling keep is counted
+in full. The notes say what the server had when it was ready, too.
 """
 
 from __future__ import annotations
