@@ -60,7 +60,7 @@ NO_ANSWER = 599  # counted as a failure of the server's
 LEAST_BODY = 1 << 20  # bytes that a smaller body counts as: any request takes some memory
 SETTLED_SECONDS = 5.0  # the server gives memory back a second after large requests
 LONGEST_PROMPT, STEP_OF_LENGTHS = 2000, 16  # tokens of the good prompts before the hostile ones
-TRIES, STOLEN_SECONDS = 5, 0.03
+TRIES, STOLEN_SECONDS = 5, 0.03  # a body is measured again, so often at most, where the host took more than that
 REFUSED = frozenset({400, 413})
 OF_NUMBER = (b"the body is too large", b"should have at most", b"are accepted")  # of errors about the number of parts
 TEXTS = 2048  # that good requests have embedded at once
@@ -357,10 +357,8 @@ def _body_row(server: HostileServer, name: str, path: str, body: bytes) -> list[
 
 def stolen_seconds() -> float:
     """Seconds for which the host of a virtual machine has run others on its processors."""
-    total = (
-        Path("/proc/stat").read_text().split(maxsplit=9)
-    )  # "cpu", user, nice, system, idle, iowait, irq, softirq, steal
-    return int(total[8]) / os.sysconf("SC_CLK_TCK")
+    steal = Path("/proc/stat").read_text().split(maxsplit=9)[8]  # of all processors: proc_stat(5)
+    return int(steal) / os.sysconf("SC_CLK_TCK")
 
 
 def dense_row(server: HostileServer, name: str, path: str, made: Callable[[int], bytes]) -> list[Any]:

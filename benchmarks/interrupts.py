@@ -41,7 +41,7 @@ if __name__ == '__main__':
 }
 
 ARGUMENTS = ("plan", "--help")
-OUR_LINES = f"{os.sep}bigmodel{os.sep}"
+OUR_LINES = str(import_folder() / "bigmodel") + os.sep
 
 MILLISECONDS = (*range(4, 60, 4), 80, 100, 150, 200)
 LATE = 100
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> Report:
             shown = "Traceback" in error or "KeyboardInterrupt" in error
             found[name].tries[ms] += 1
             found[name].tracebacks[ms] += shown
-            found[name].ours += shown and OUR_LINES in error.replace(str(options.workdir), "")
+            found[name].ours += shown and OUR_LINES in error
     columns = [Column("interrupted after", "milliseconds"), *(Column(name, "ratio") for name in PROGRAMS)]
     rows = [[ms, *(each.tracebacks[ms] / each.tries[ms] for each in found.values())] for ms in MILLISECONDS]
     late = sum(found[OURS].tracebacks[ms] for ms in _from(LATE))

@@ -71,7 +71,7 @@ def check_bounds(text: bytes, values: int, string_bytes: int) -> None:
 
 
 def check_items(body: Any, size: int) -> None:
-    """Check that no list in a body of `size` bytes has more objects than `ITEMS` and `ITEM_BYTES` allow.
+    """Check that no list that is a field of a body of `size` bytes has more objects than it may.
 
     Raises:
         JSONBoundsError: which list has more.

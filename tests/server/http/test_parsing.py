@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.hostile_requests import EMBEDDINGS, dense_bodies
+from bigmodel.benchmarks.hostile_requests import EMBEDDINGS, dense_bodies
 from bigmodel.server.http import json_bounds, parsing, state
 from bigmodel.server.http.client_limits import Shares
 from bigmodel.server.http.json_bounds import ITEM_BYTES, ITEMS
