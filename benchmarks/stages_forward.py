@@ -10,7 +10,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .harness import BenchmarkError, Samples, Variant
+from .harness import BenchmarkError, Limit, Samples, Variant
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +79,16 @@ class Forward:
     def gain(self, samples: Samples) -> float:
         """Return the throughput of the micro-batches in units of one stage's."""
         return samples.median(self._name("one stage")) / samples.median(self._name("micro-batches"))
+
+    def limit(self, samples: Samples, share: float) -> Limit:
+        """Return the limit of the gain: a share of the number of stages or, if no micro-batches of whole rows reach
+        that, of the most that any can."""
+        what = f"rows per second of {self.rows} rows over {self.count} stages"
+        most = self.count * self.rows / (self.rows + self.count - 1)
+        if most < share * self.count:
+            what = f"{what}, of the {most:.2f} times one's that so few allow"
+            return Limit(what, self.gain(samples) / most, ">=", share)
+        return Limit(f"{what}, of {self.count} times one's", self.gain(samples) / self.count, ">=", share)
 
     def _name(self, name: str) -> str:
         return f"forward of {self.rows} rows, {self.count} stages: {name}"
