@@ -7,8 +7,8 @@ from when all sequences have two until the first one ends. A stage's bubble is t
 computed nothing, the beginning and the end included.
 
 A forward of a batch is measured in the same way: on one accelerator, whole over all of them, and in the micro-batches
-of the plan (`stages_forward`). As stages idle while the first and the last micro-batch pass, few rows cannot come so much
-faster: their bound is a share of the most that micro-batches of whole rows allow.
+of the plan (`stages_forward`). Stages idle while the first and the last micro-batch pass, so few rows cannot come as
+much faster: their bound is a share of the most that micro-batches of whole rows allow.
 """
 
 from __future__ import annotations
