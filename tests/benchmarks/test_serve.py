@@ -24,7 +24,7 @@ def ask(question: str, folder: Path, *arguments: str) -> None:
     [
         "serve-http",
         "serve-latency --per-second 100",
-        "serve-streamed --tokens 4",
+        pytest.param("serve-streamed --tokens 4", marks=pytest.mark.long),
         "serve-linear",
         pytest.param("serve-hybrid --models mamba2 --tokens 3 --requests 2", marks=pytest.mark.long),
         pytest.param("serve-swap", marks=pytest.mark.long),
@@ -72,6 +72,7 @@ def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: p
         pass
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_crowd_of_all_kinds_leaves_nothing_behind(tmp_path: Path) -> None:
     ask("serve-clients", tmp_path, "--clients", "6")

@@ -31,7 +31,9 @@ def test_shards_are_merged_by_the_arguments_of_the_command(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["bigmodel.commands.launch", "accelerate.commands.launch"])
+@pytest.mark.parametrize(
+    "module", ["bigmodel.commands.launch", pytest.param("accelerate.commands.launch", marks=pytest.mark.long)]
+)
 def test_launching_by_the_module_of_the_command(module: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint('ran', sys.argv[1:])\n")

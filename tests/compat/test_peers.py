@@ -39,7 +39,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (PASSES, 0, "1 of 1 passed; 0 failed without a reason"),
         ("", 1, "given: NO TEST RAN"),
         (FAILS, 1, "test_given.py::test_fails: NO REASON"),
-        (BROKEN, 1, "test_given.py::: NO REASON"),
+        pytest.param(BROKEN, 1, "test_given.py::: NO REASON", marks=pytest.mark.long),
     ],
     ids=["passes", "holds none", "fails", "is not imported"],
 )

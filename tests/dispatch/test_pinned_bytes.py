@@ -77,7 +77,7 @@ def test_streamed_weights_pin_their_bytes_and_not_up_to_twice_as_many(make: Any,
     assert 0 < asked <= pinned.now < asked + (PAGE + HOST_ALIGNMENT) * len(parameters)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.slow
 def test_loading_to_accelerators_pins_the_planned_bytes_and_gives_them_back(
     devices: int, tmp_path: Path, pinned: Pinned

@@ -34,6 +34,8 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "on disk, computed on the host": {"": "disk"},
     "over two accelerators": {**ENDS, LAYERS[0]: 1, LAYERS[1]: "cpu"},
 }
+ALSO_IN_TWO = ("resident", "streamed from RAM")
+"""What is done with layers of "over two accelerators" too, one of each."""
 RESTORED = "streamed from disk"
 """The placement of all formats: they are restored in a slot. What else differs, no format sees; on the host, the tests
 of `replace` compute with all of them."""
@@ -48,8 +50,11 @@ def _name(each: Any) -> str:
 @pytest.mark.parametrize(
     ("twin", "placement"),
     [
-        *((NESTED, placement) for placement in PLACEMENTS),
-        *(pytest.param(twin, RESTORED, marks=pytest.mark.slow) for twin in some(FURTHER, first=6)),
+        *((NESTED, placement) for placement in PLACEMENTS if placement not in ALSO_IN_TWO),
+        *(pytest.param(NESTED, placement, marks=pytest.mark.long) for placement in ALSO_IN_TWO),
+        *((twin, RESTORED) for twin in FURTHER[:2]),
+        *(pytest.param(twin, RESTORED, marks=pytest.mark.long) for twin in FURTHER[2:6]),
+        *((twin, RESTORED) for twin in some(FURTHER[6:], first=0)),
     ],
     ids=_name,
 )
@@ -62,7 +67,8 @@ def test_every_placement_gives_the_same_bits(twin: Twin, placement: str, tmp_pat
 @pytest.mark.parametrize(
     ("twin", "make", "placement"),
     [
-        *((fp8(), mixtral, placement) for placement in some([RESTORED, "over two accelerators", *PLACEMENTS], first=1)),
+        pytest.param(fp8(), mixtral, RESTORED, marks=pytest.mark.long),
+        *((fp8(), mixtral, placement) for placement in some([*PLACEMENTS], first=0) if placement != RESTORED),
         *((twin, make, RESTORED) for twin, make in some(FURTHER_MIXTURES, first=1)),
     ],
     ids=_name,

@@ -119,7 +119,7 @@ def generated(model: Any, **options: Any) -> torch.Tensor:
 @alike(
     ("make", "cache"),
     [(plain_llama, "static"), (mixtral, None), (gemma, "static"), (gemma, None), (mixtral, "static")],
-    first=3,
+    first=2,
 )
 def test_a_text_is_the_one_of_the_whole_model(make: Any, cache: str | None) -> None:
     model = make()

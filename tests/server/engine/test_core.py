@@ -310,7 +310,11 @@ GREEDY, DRAWN, SHOWN = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [[GREEDY] * 3, [DRAWN] * 3, [GREEDY, DRAWN, SHOWN]], ids=["greedy", "drawn", "mixed"])
+@pytest.mark.parametrize(
+    "asked",
+    [pytest.param([GREEDY] * 3, marks=pytest.mark.long), [DRAWN] * 3, [GREEDY, DRAWN, SHOWN]],
+    ids=["greedy", "drawn", "mixed"],
+)
 def test_logits_come_to_the_host_once_in_a_step(asked: list[dict[str, Any]], accelerators: None) -> None:
     options = EngineOptions(kv_bytes=64 << 20, max_sequences=3, prefix_cache=False)
     device = build_engine(tiny_model().to("virtual:0"), tiny_tokenizer(), options=options).core

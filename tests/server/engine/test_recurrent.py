@@ -129,10 +129,9 @@ MAMBA, FALCON_MAMBA, JAMBA, ZAMBA = SCANNED = tuple(
     pytest.param(make, marks=goes_on) for make in (mamba, falcon_mamba, jamba, zamba)
 )
 MAMBA2, FALCON_H1, ZAMBA2 = (pytest.param(make, marks=goes_on) for make in (mamba2, falcon_h1, zamba2))
-DENSE = (MAMBA, FALCON_MAMBA, ZAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2, bamba)
 MIXTURES = (qwen3_next, JAMBA, qwen3_5_moe)
-ALL = (*DENSE, qwen3_5, *MIXTURES)
-LIKE_OTHERS = (falcon_mamba, zamba, bamba)
+ALL = (MAMBA, FALCON_MAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2, bamba, qwen3_5, *MIXTURES, ZAMBA)
+LIKE_OTHERS = (falcon_mamba, zamba, zamba2, falcon_h1, bamba)
 """Whose states are those of another one's: what happens to a batch is tried with these by `-m long`."""
 
 
@@ -167,8 +166,8 @@ def together(engine: Engine, asked: list[list[int]], tokens: int) -> list[Any]:
 @pytest.mark.slow
 @alike(
     "make",
-    [MAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2, qwen3_5, *MIXTURES, FALCON_MAMBA, ZAMBA, bamba],
-    first=9,
+    [MAMBA, MAMBA2, FALCON_H1, lfm2, qwen3_5, qwen3_next, ZAMBA2, JAMBA, qwen3_5_moe, FALCON_MAMBA, ZAMBA, bamba],
+    first=6,
 )
 def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[[], Any]) -> None:
     model = built(make)
@@ -187,7 +186,7 @@ def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[
 @pytest.mark.parametrize(
     "make",
     [
-        *(MAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2, qwen3_5),
+        *(MAMBA, MAMBA2, lfm2, qwen3_5),
         *(pytest.param(make, marks=[goes_on, pytest.mark.long]) for make in LIKE_OTHERS),
     ],
 )
@@ -207,7 +206,7 @@ def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callab
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", ALL)
+@alike("make", ALL, first=len(ALL) - 1)
 def test_long_prompts_are_computed_in_blocks(make: Callable[[], Any]) -> None:
     model = built(make)
     engine = tiny_engine(model)
@@ -263,7 +262,7 @@ def logprobs(collector: Collector) -> list[Any]:
 
 
 @pytest.mark.slow
-@alike("make", MIXTURES, 2)
+@alike("make", (JAMBA, qwen3_next, qwen3_5_moe), 1)
 def test_tokens_of_a_mixture_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callable[[], Any]) -> None:
     engine = tiny_engine(built(make), prefix_cache=False)
     lengths = (B - 4, 2 * B - 4, B - 2, 3 * B + 5, B - 4)

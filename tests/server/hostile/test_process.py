@@ -179,6 +179,7 @@ COSTLY = "^([b-z]{3}|a((" + "".join(f"{letter}?" for letter in "abcdefghijklmnop
 """A pattern that compiles at once, and whose masks behind an "a" take twice as long with each further letter."""
 
 
+@pytest.mark.long
 def test_a_schema_whose_masks_are_costly_fails_alone(drafting: Attacked) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed: pip install bigmodel[json]")
     letter = str(tiny_tokenizer().encode("a")[0])
