@@ -11,6 +11,7 @@ from .answers import preloaded_answers
 pytestmark = pytest.mark.slow  # a server of preloaded programs imports these libraries
 
 
+@pytest.mark.long
 def test_peft_adapters_of_an_offloaded_model() -> None:
     pytest.importorskip("peft")
     found = preloaded_answers("adapters", modules=("peft", "transformers.models.llama.modeling_llama"))

@@ -12,6 +12,7 @@ from .test_stand_in import VERSION
 MODULES = ("transformers.trainer_seq2seq", "transformers.models.llama.modeling_llama")
 
 
+@pytest.mark.long
 @pytest.mark.slow  # servers of preloaded programs import transformers
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
 def test_trainers_and_models_on_disk_are_those_of_accelerate() -> None:
