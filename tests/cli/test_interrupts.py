@@ -66,7 +66,7 @@ def test_any_command_is_interrupted_while_it_imports(command: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["plan", "/no/model"], ["env"]])
+@pytest.mark.parametrize("arguments", [["plan", "/no/model"], pytest.param(["env"], marks=pytest.mark.long)])
 def test_a_command_is_interrupted_while_it_imports_torch(arguments: list[str]) -> None:
     done = interrupted("torch", *arguments)
     assert (done.returncode, done.stderr) == (130, "bigmodel: interrupted\n")
@@ -81,6 +81,7 @@ def test_serve_is_interrupted_at_its_first_output_while_it_loads(folder: Path, t
         assert served.said().endswith("bigmodel: interrupted\n")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_serve_is_interrupted_while_it_answers_and_compiles(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed: pip install bigmodel[json]")
