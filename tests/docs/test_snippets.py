@@ -22,7 +22,10 @@ from .small_llama import save_small_llama
 from .snippets import blocks, steps
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = [ROOT / "docs" / f"{name}.md" for name in ("concepts", "guides/plan", "guides/serve", "guides/train")]
+LONG = [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("concepts", "quickstart", "guides/offload", "guides/plan", "guides/serve", "guides/train")
+]
 LONG += [ROOT / "docs" / "guides" / "troubleshooting.md"]
 """Pages whose snippets take long: not all of these are run in every run."""
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*LONG}), *LONG]
