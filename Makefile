@@ -60,7 +60,7 @@ compat: $(VENV)/.ready-test
 	$(BIN)/python -m tests.compat.peers.peft
 	$(BIN)/python -m tests.compat.peers.transformers
 	-$(PIP) install --quiet --constraint constraints.txt diffusers trl lm-eval sentence-transformers
-	$(BIN)/python -m pytest tests/compat/test_other_libraries.py -v -rs
+	$(BIN)/python -m pytest tests/compat/test_other_libraries.py -m "" -v -rs
 
 clients: $(VENV)/.ready-test
 	$(PYTHON) tests/clients.py

@@ -1,6 +1,6 @@
 """Every snippet of the guide and the README runs, prints what the page shows, and draws the figures that it names.
 
-`UPDATE_DOCS=1 pytest tests/docs` writes what was printed into the pages, and what was drawn into `docs/figures`.
+`UPDATE_DOCS=1 pytest -m '' tests/docs` writes what was printed into the pages, and what was drawn into `docs/figures`.
 """
 
 from __future__ import annotations

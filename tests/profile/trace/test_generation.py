@@ -99,8 +99,7 @@ def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int
         ("gpt2", 3, 40, 2),
         ("electra", 2, 30, 2),
         ("llama", 1, 60, 1),
-        pytest.param("mixtral", 2, 3, 8, marks=pytest.mark.long),
-        *some([("llama", 2, 3, 8), ("opt", 3, 3, 3)], first=1),
+        *some([("mixtral", 2, 3, 8), ("llama", 2, 3, 8), ("opt", 3, 3, 3)], first=1),
     ],
 )
 def test_the_peak_of_generate_is_predicted_to_the_byte(
@@ -214,7 +213,7 @@ def test_peaks_of_two_accelerators_are_predicted_to_the_byte(family: str, apart:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "new_tokens"), [("gpt2", None), pytest.param("mixtral", 5, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("family", "new_tokens"), [("gpt2", None), ("mixtral", 5)])
 def test_a_resized_cache_is_that_of_forwards(
     family: str, new_tokens: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

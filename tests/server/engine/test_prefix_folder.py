@@ -25,7 +25,7 @@ PROMPT = [7 * n % 250 for n in range(5 * B + 9)]
 PLACES = {
     "host": {"cpu": "1GiB"},
     "resident": {0: "64MiB", "cpu": "1GiB"},
-    "streamed": {0: "2.3MiB", "cpu": "1GiB"},
+    "streamed": {0: "23.4MiB", "cpu": "1GiB"},
 }
 
 
@@ -39,7 +39,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def placed(checkpoint: Path, place: str = "host") -> Loaded:
-    return load(str(checkpoint), max_memory=PLACES[place], batch_size=1, context_length=6 * B)  # type: ignore[arg-type]
+    loaded = load(str(checkpoint), max_memory=PLACES[place], batch_size=1, context_length=6 * B)  # type: ignore[arg-type]
+    plan = loaded.plan
+    assert place == ("host" if plan.main_device == "cpu" else "streamed" if plan.streamed else "resident")
+    return loaded
 
 
 def started(loaded: Loaded, folder: Path | None, **options: Any) -> Engine:

@@ -64,7 +64,7 @@ def test_batches_and_draws_are_those_of_the_bare_loader(workers: int) -> None:
     "loader",
     [
         DataLoader(range(10), batch_size=3),
-        pytest.param(DataLoader(range(10), batch_size=3, num_workers=2), marks=pytest.mark.long),
+        DataLoader(range(10), batch_size=3, num_workers=2),
         DataLoader(range(9), batch_size=3, drop_last=True),
         DataLoader(range(5), batch_size=None),
         DataLoader(range(6), batch_sampler=[[0, 1, 2], [3], [4, 5]]),
@@ -284,7 +284,7 @@ def test_a_pass_that_was_left_is_taken_up_only_by_skipping_into_it() -> None:
     [
         pytest.param(0, lambda: Stream(10), id="0-iterable"),
         pytest.param(0, lambda: range(10), id="0-map"),
-        pytest.param(2, lambda: range(10), id="2-map", marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(2, lambda: range(10), id="2-map", marks=pytest.mark.slow),
         pytest.param(2, lambda: Stream(10), id="2-iterable", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )

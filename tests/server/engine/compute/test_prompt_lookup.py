@@ -110,7 +110,7 @@ FEW_TOKENS = {"logit_bias": dict.fromkeys((5, 6, 7), 60.0), "ignore_eos": True}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_bits_are_those_without_it(temperature: float) -> None:
     asked = prompts(5)
 
