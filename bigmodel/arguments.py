@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from numbers import Integral
+from numbers import Integral, Real
 
 from torch import nn
 
@@ -37,6 +37,17 @@ def whole_number(name: str, value: object, least: int = 0) -> int:
 def optional_whole_number(name: str, value: object, least: int = 0) -> int | None:
     """Return None for None, otherwise the result of `whole_number`."""
     return None if value is None else whole_number(name, value, least)
+
+
+def share(name: str, value: object) -> float:
+    """Return `value`, an argument called `name`, as a float.
+
+    Raises:
+        PlanError: it is not a number from 0 to 1.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) <= 1:
+        return float(value)
+    raise PlanError(f"{name} is {shown(value)}; give a number from 0 to 1")
 
 
 def check_flags(**flags: object) -> None:

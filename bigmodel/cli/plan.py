@@ -62,6 +62,15 @@ def plan(
     explain: Annotated[bool, typer.Option(help="Also explain the plan in sentences.")] = False,
     offload_dtype: OffloadDType = None,
     host_kernels: HostKernels = "exact",
+    expert_reuse: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of the experts chosen by a step that are cached as routers choose again, as dispatch_stats() "
+            "of a mixture that has run has it. Default: 0.",
+        ),
+    ] = None,
     draft_tokens: Annotated[
         int | None,
         typer.Option(
@@ -121,6 +130,7 @@ def plan(
             "--explain": explain,
             "--offload-dtype": offload_dtype is not None,
             "--host-kernels": host_kernels != "exact",
+            "--expert-reuse": expert_reuse is not None,
             "--train": train is not None,
             "--prefill-chunk-size": prefill_chunk_size != "auto",
             "--micro-batch-size": micro_batch_size != "none",
@@ -135,6 +145,8 @@ def plan(
         raise typer.BadParameter("--ranks, --sharding and --checkpointing apply to training only; add --train")
     if train is not None and prefill_chunk_size != "auto":
         raise typer.BadParameter("--prefill-chunk-size applies to generation only; remove it or --train")
+    if train is not None and expert_reuse is not None:
+        raise typer.BadParameter("--expert-reuse applies to inference only; remove it or --train")
     if train is not None and micro_batch_size != "none":
         raise typer.BadParameter("--micro-batch-size applies to inference only; remove it or --train")
     _check_search(objective, offload, strategy, train)
@@ -167,6 +179,7 @@ def plan(
         new_tokens=new_tokens,
         offload_dtype=offload_dtype,
         host_kernels=host_kernels,
+        expert_reuse=expert_reuse,
         objective=objective,
         offload=offload or "stream",
         sample_inputs=parse_inputs(inputs) if inputs else None,

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from ..arguments import check_choice, check_flags, shown, whole_number
+from ..arguments import check_choice, check_flags, share, shown, whole_number
 from ..devices import (
     HOST,
     DeviceLike,
@@ -101,6 +101,7 @@ def plan(
     host_kernels: str | None = None,
     slots: int = DEFAULT_SLOTS,
     expert_cache: int | str | None = None,
+    expert_reuse: float | None = None,
     pinned_memory: int | str | None = None,
     objective: str | None = None,
     offload: str = "stream",
@@ -156,6 +157,9 @@ def plan(
         expert_cache: bytes of each device (a number, or text such as "4GiB") for experts that are fetched one by one;
             None: as many as streaming whole layers of them would take, or fewer where nothing else lets an accelerator
             be used.
+        expert_reuse: share of the experts chosen by a step that are cached because routers choose what they have chosen
+            before, beyond those that are by chance: `dispatch_stats()["experts"]` of a mixture that has run has it as
+            `reuse`. Times and the division of experts follow from it. None: a profile's, or 0: routers have no habits.
         pinned_memory: bytes of host memory that may be pinned for a GPU to copy from; None: half of this host's.
         objective: quantity to minimise: "latency": seconds per generated token; "throughput": seconds of prompt and new
             tokens together; "fit": none, the greedy placement is kept; None: "latency", without a prediction unless
@@ -216,6 +220,7 @@ def plan(
         checked_main(main_device, budgets),
         None if expert_cache is None else parse_size(expert_cache),
         None if pinned_memory is None else parse_size(pinned_memory),
+        expert_reuse=None if expert_reuse is None else share("expert_reuse", expert_reuse),
         resident_limit=None if max_memory is None else budgets.get(HOST),
         machine=machine,
         per_pass=per_pass,
@@ -333,6 +338,7 @@ class _Request:
     strict: bool
     notes: tuple[str, ...]
     draft_tokens: int = 0
+    expert_reuse: float | None = None
 
     @property
     def is_predicted(self) -> bool:
@@ -372,6 +378,8 @@ class _Request:
         if self.strict and profile.unknown:
             raise PlanError(f"{profile.name}: {profile.unknown}")
         profile = self._with_link_dtype(profile)
+        if self.expert_reuse is not None:
+            profile = replace(profile, expert_reuse=self.expert_reuse)
         try:
             made = self._of_profile(profile)
         except BudgetError:

@@ -41,6 +41,8 @@ class Profile:
         first: position of the unit with the model's first parameter: transformers takes its device as the model's, and
             `generate` moves the inputs there.
         offload_dtype: dtype that streamed weights are quantised to on the link; None: they are not.
+        expert_reuse: share of the experts that a step's routers choose which are in the cache by their habits, as
+            `dispatch_stats` counts it; others are there by chance. 0: routers choose at random.
         unknown: a sentence about memory that could not be measured, and what to do; empty if there is none.
         stored_as: the formats that weights are published in, if that is quantised; empty otherwise.
         returning: positions of the units whose outputs are moved to the main device: embeddings, and those whose
@@ -67,6 +69,7 @@ class Profile:
     max_context: int | None = None
     first: int = 0
     offload_dtype: str | None = None
+    expert_reuse: float = 0.0
     unknown: str = ""
     returning: frozenset[int] | None = None
     stored_as: str = ""

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 
-from bigmodel.benchmarks.router_traces import LOCAL, UNIFORM, Habits, Trace, draw_trace, following
+from bigmodel.benchmarks.router_traces import (
+    CANDIDATES,
+    LOCAL,
+    UNIFORM,
+    Habits,
+    Trace,
+    draw_trace,
+    following,
+    hits_of,
+    typical_trace,
+)
 from tests.dispatch.mixtures import LAYERS, chosen_by, mixtral
 
 
@@ -43,6 +54,22 @@ def test_a_seed_gives_the_same_trace() -> None:
 def test_more_experts_than_there_are_cannot_be_chosen() -> None:
     with pytest.raises(ValueError, match="9 of 8 experts"):
         draw_trace(1, 8, 9, 1, UNIFORM)
+
+
+def test_hits_are_those_of_a_cache_that_evicts_what_was_used_longest_ago() -> None:
+    trace = [[[0, 1], [0, 2], [1, 2]], [[5], [5], [4]]]
+    assert hits_of(trace, 6) == 2 + 2  # 0 and 5; then 1 and 2
+    assert hits_of(trace, 6, after=2) == 2
+    assert hits_of(trace, 3) == 2 + 1  # 1 is gone
+
+
+def test_a_typical_trace_has_about_as_many_hits_as_the_mean() -> None:
+    draw = partial(draw_trace, 2, 16, 4, 12, LOCAL)
+    hits = [hits_of(draw(seed), 8, 6) for seed in range(CANDIDATES, 2 * CANDIDATES)]
+    found = typical_trace(draw, 8, 6, seed=1)
+    assert found in [draw(seed) for seed in range(CANDIDATES, 2 * CANDIDATES)]
+    mean = sum(hits) / CANDIDATES
+    assert abs(hits_of(found, 8, 6) - mean) == min(abs(each - mean) for each in hits)
 
 
 def test_the_routers_of_a_model_follow_a_trace_token_by_token() -> None:

@@ -151,6 +151,8 @@ def test_an_option_of_training_is_not_ignored_without_it(
         (["--prefill-chunk-size", "0"], "--prefill-chunk-size"),
         (["--train", "adamw", "--micro-batch-size", "2"], "--micro-batch-size"),
         (["--micro-batch-size", "few"], "--micro-batch-size"),
+        (["--train", "adamw", "--expert-reuse", "0.5"], "--expert-reuse"),
+        (["--expert-reuse", "2"], "--expert-reuse"),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(
@@ -178,6 +180,11 @@ def test_a_batch_is_planned_in_micro_batches_if_asked_for(
     options = ["--batch-size", "6", "--context", "8", "--max-memory", "0=1MB,1=1MB,cpu=1MB", "--strategy", "balanced"]
     assert run(["plan", str(folder), *options, "--micro-batch-size", given, "--json"]) == 0
     assert Plan.from_json(capsys.readouterr().out).micro_batch_size == size
+
+
+def test_habits_of_routers_are_in_the_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(folder), "--max-memory", "cpu=1GB", "--expert-reuse", "0.25", "--json"]) == 0
+    assert Plan.from_json(capsys.readouterr().out).expert_reuse == 0.25
 
 
 @pytest.mark.slow

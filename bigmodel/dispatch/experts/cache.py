@@ -82,6 +82,11 @@ class ExpertCache(Visited[Chosen, int]):
         self._slots = ExpertSlots(self._memory, self._policy, self._stream.compute_mark())
 
     @property
+    def share(self) -> float:
+        """The share of all experts that the cache holds."""
+        return self.slots / sum(layer.experts for layer in self.layers)
+
+    @property
     def in_use(self) -> int:
         """Slots that forwards of this process compute with or wait for."""
         return self.slots - self._slots.free if self.is_started else 0
@@ -238,8 +243,10 @@ class ExpertCache(Visited[Chosen, int]):
 
 def expert_stats(caches: Iterable[ExpertCache]) -> dict[str, dict[str, float]]:
     """Return counters of expert caches by device: hits, misses, those of them that the host computed, hit rate,
-    fetches, bytes fetched from RAM and disk, seconds waited, and bytes of device memory."""
+    fetches, bytes fetched from RAM and disk, seconds waited, bytes of device memory, and reuse: the share of chosen
+    experts that routers' habits had in the cache, beyond the share of all experts that it holds."""
     counted: dict[str, dict[str, float]] = {}
+    by_chance: dict[str, float] = defaultdict(float)
     for cache in caches:
         stats = cache.stats.as_dict()
         here = counted.setdefault(str(cache.device), defaultdict(float))
@@ -248,4 +255,8 @@ def expert_stats(caches: Iterable[ExpertCache]) -> dict[str, dict[str, float]]:
         here["bytes_fetched"] += stats["bytes_from_ram"] + stats["bytes_from_disk"]
         here["cache_bytes"] += cache.nbytes
         here["hit_rate"] = here["hits"] / max(1, here["hits"] + here["misses"])
+        by_chance[str(cache.device)] += (stats["hits"] + stats["misses"]) * cache.share
+    for device, here in counted.items():
+        apart = here["hits"] + here["misses"] - by_chance[device]
+        here["reuse"] = max((here["hits"] - by_chance[device]) / apart, 0.0) if apart > 0 else 0.0
     return {device: dict(counters) for device, counters in counted.items()}

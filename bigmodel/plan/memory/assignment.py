@@ -419,6 +419,7 @@ def assemble(
         offload_buffers=assignment.stream_buffers,
         expert_cache=passing_usage(profile.units, assignment).expert_cache,
         expert_split=assignment.expert_split,
+        expert_reuse=profile.expert_reuse,
         staging_bytes=assignment.staging_bytes,
         readers=assignment.readers,
         pinned_memory=may_pin,

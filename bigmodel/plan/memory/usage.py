@@ -114,16 +114,21 @@ class ExpertCapacity(NamedTuple):
     experts: int
     expert_bytes: int
 
-    def fetched(self, choice: RouterChoice) -> tuple[float, float]:
+    def fetched(self, choice: RouterChoice, reuse: float = 0.0) -> tuple[float, float]:
         """Return the expected numbers of experts of a module that are fetched in one call: ahead of it, and on demand.
 
         If calls use nearly all experts, those of the next module are fetched while this one computes, as far as the
-        cache holds both. Otherwise, the probability that an expert is cached is the share of experts that are.
+        cache holds both. Otherwise, the probability that an expert is cached is the share of experts that are, but for
+        those that are there as routers choose again.
+
+        Args:
+            choice: what the module's router chooses.
+            reuse: the share of these.
         """
         if self.slots >= self.experts:
             return 0.0, 0.0
         if choice.wanted < NEARLY_ALL_EXPERTS * choice.count:
-            return 0.0, choice.wanted * (1 - self.slots / self.experts)
+            return 0.0, choice.wanted * (1 - reuse) * (1 - self.slots / self.experts)
         missing = choice.wanted * (1 - max(self.slots - 2 * choice.count, 0) / self.experts)
         ahead = min(missing, float(max(self.slots - choice.count, 0)))
         return ahead, missing - ahead

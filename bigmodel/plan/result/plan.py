@@ -169,6 +169,7 @@ class Plan:
         expert_cache: bytes by device key for experts that are fetched one by one to that device.
         expert_split: the rates by which calls of few tokens have the host compute some of the experts that are missing
             in that cache; None: all are fetched.
+        expert_reuse: share of the chosen experts that were taken to be in that cache by the habits of routers.
         pinned_memory: bytes of host memory that may be pinned, for a GPU to copy from at full speed.
         resident_limit: upper bound of the process's resident set in bytes; pages of parts on disk that the host
             computes with are dropped after use to keep it. None: free memory is the bound.
@@ -215,6 +216,7 @@ class Plan:
     offload_buffers: bool = False
     expert_cache: Mapping[Key, int] = field(default_factory=dict)
     expert_split: ExpertSplit | None = None
+    expert_reuse: float = 0.0
     pinned_memory: int = 0
     resident_limit: int | None = None
     read_ahead_bytes: int = READ_AHEAD_BYTES

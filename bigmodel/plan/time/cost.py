@@ -328,11 +328,12 @@ class CostModel:
         compute = taken = units.compute(phase, unit, execution, shared.from_host, packed)
         ahead = on_demand = asked = 0.0
         split = shared.split if storage == HOST and is_accelerator(execution) else None
+        reuse = self.profile.expert_reuse if phase == len(self.profile.phases) - 1 else 0.0
         for position, choice in choices.items():
             cache = caches[position] if caches else None
             if cache is None:
                 continue
-            soon, then = cache.fetched(choice)
+            soon, then = cache.fetched(choice, reuse)
             if split is not None and choice.tokens < split.below and not soon:
                 seconds, on_host = split.expected(choice.wanted, then)
                 asked += seconds

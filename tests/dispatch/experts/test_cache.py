@@ -90,6 +90,25 @@ def test_hits_misses_and_bytes_are_counted() -> None:
     assert counters["hit_rate"] == pytest.approx(0.2)
 
 
+def test_reuse_is_the_share_of_hits_beyond_chance() -> None:
+    first, second = made = layers()
+    cache = cache_of(made, slots=4)  # half of the experts
+    for _ in range(4):
+        visit(cache, first, [0, 1])
+    assert expert_stats([cache])[at(0)]["reuse"] == pytest.approx((6 - 8 / 2) / (8 - 8 / 2))
+    visit(cache, second, [2, 3])
+    visit(cache, second, [0, 1])
+    assert expert_stats([cache])[at(0)]["reuse"] == 0.0
+
+
+def test_a_cache_of_all_experts_shows_no_reuse() -> None:
+    made = layers()
+    cache = cache_of(made, slots=8)
+    for _ in range(2):
+        visit(cache, made[0], [0, 1])
+    assert expert_stats([cache])[at(0)]["reuse"] == 0.0
+
+
 def test_held_experts_are_not_overwritten() -> None:
     first, second = made = layers()
     cache = cache_of(made, slots=2)

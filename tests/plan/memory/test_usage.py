@@ -156,6 +156,10 @@ def test_a_step_fetches_the_share_of_its_experts_that_is_not_cached() -> None:
     assert ExpertCapacity(6, 24, 100).fetched(RouterChoice(1, 2, 8)) == (0, pytest.approx(2 * 18 / 24))
 
 
+def test_experts_that_routers_choose_again_are_not_fetched() -> None:
+    assert ExpertCapacity(6, 24, 100).fetched(RouterChoice(1, 2, 8), 0.25) == (0, pytest.approx(0.75 * 2 * 18 / 24))
+
+
 def test_a_prompt_that_uses_all_experts_prefetches_the_next_layers_into_the_cache() -> None:
     assert ExpertCapacity(16, 24, 100).fetched(RouterChoice(1000, 2, 8)) == (pytest.approx(8), 0)
     assert ExpertCapacity(11, 24, 100).fetched(RouterChoice(1000, 2, 8)) == (pytest.approx(3), pytest.approx(5))

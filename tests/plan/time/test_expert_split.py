@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bigmodel.errors import PlanError
 from bigmodel.plan import Plan, plan
 from bigmodel.profile import Profile, profile_model
 from tests.dispatch.mixtures import mixtral
@@ -76,6 +77,23 @@ def test_rates_are_those_of_one_expert() -> None:
     assert split.fetch == pytest.approx(4 * elements / 1e9, rel=0.01)
     assert split.compute == pytest.approx(1e-9 * elements, rel=0.01)
     assert split.below == 2
+
+
+@pytest.mark.slow
+def test_steps_of_routers_that_choose_again_are_predicted_shorter_and_prompts_are_not() -> None:
+    random, again = planned(1e9, "stream"), planned(1e9, "stream", expert_reuse=0.5)
+    assert (random.expert_reuse, again.expert_reuse) == (0.0, 0.5)
+    assert Plan.from_json(again.to_json()) == again
+    assert again.prediction is not None
+    assert random.prediction is not None
+    assert again.prediction.prefill == random.prediction.prefill
+    assert step(planned(1e9, "stream", expert_reuse=1.0)) < step(again) < 0.8 * step(random)
+
+
+@pytest.mark.parametrize("given", [-0.1, 1.1, float("nan"), True, "0.5"])
+def test_a_reuse_that_is_no_share_is_refused(given: object) -> None:
+    with pytest.raises(PlanError, match=r"expert_reuse is .*; give a number from 0 to 1"):
+        planned(1e9, expert_reuse=given)
 
 
 @pytest.mark.slow
