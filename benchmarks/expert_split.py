@@ -120,7 +120,8 @@ def run(options: argparse.Namespace) -> Report:
     sizes = Sizes(64, 96, 2, 8, 2, 2, SECONDS / 20) if options.quick else Sizes(256, 512, 3, 32, 4, 6)
     ratios = (1.0,) if options.quick else RATIOS
     model = make(sizes)
-    profile = profile_model(model, context_length=KNOWN, device_type="virtual")
+    # Prompts are of one token, so that the plans are those of steps.
+    profile = profile_model(model, context_length=KNOWN, new_tokens=KNOWN - 1, device_type="virtual")
     machine = nominal_machine() if options.quick else measured_machine(refresh=True)
     slots = _slots(profile, sizes)
     reuse = {name: _reuse(model, profile, sizes, habits, options.seed) for name, habits in TRACES.items()}
