@@ -34,6 +34,9 @@ PASSES = 3
 """Passes to simulate with one link; later passes take as long as the last one. Where several links wait for each other,
 passes differ: then the mean of as many from the last one on counts."""
 
+HITS_SETTLE = 4
+"""Times that the hits of divided experts are computed from the division, and this from the hits."""
+
 
 class Visit(NamedTuple):
     """One unit in a pass.
@@ -336,6 +339,10 @@ class CostModel:
             soon, then = cache.fetched(choice, reuse)
             if split is not None and choice.tokens < split.below and not soon:
                 seconds, on_host = split.expected(choice.wanted, then)
+                for _ in range(HITS_SETTLE if reuse else 0):
+                    # What the host computes is not in the cache when routers choose it again.
+                    _, then = cache.fetched(choice, reuse * (1 - on_host / choice.wanted))
+                    seconds, on_host = split.expected(choice.wanted, then)
                 asked += seconds
                 taken -= on_host * units.expert_seconds(phase, unit, position, execution)
             else:

@@ -90,6 +90,15 @@ def test_steps_of_routers_that_choose_again_are_predicted_shorter_and_prompts_ar
     assert step(planned(1e9, "stream", expert_reuse=1.0)) < step(again) < 0.8 * step(random)
 
 
+@pytest.mark.slow
+def test_experts_that_the_host_computes_are_not_there_when_they_are_chosen_again() -> None:
+    def saved(offload: str) -> float:
+        return 1 - step(planned(1e9, offload, expert_reuse=0.5)) / step(planned(1e9, offload))
+
+    assert planned(1e9, "auto", expert_reuse=0.5).expert_split is not None
+    assert 0 < saved("auto") < 0.5 * saved("stream")
+
+
 @pytest.mark.parametrize("given", [-0.1, 1.1, float("nan"), True, "0.5"])
 def test_a_reuse_that_is_no_share_is_refused(given: object) -> None:
     with pytest.raises(PlanError, match=r"expert_reuse is .*; give a number from 0 to 1"):
