@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ...devices import HOST
+from ...devices import HOST, Event
 from ...errors import DispatchError
 from ..streaming.host_kv import KVFetcher, KVFetchers
 
@@ -48,6 +48,7 @@ class HostKVLayer(DynamicLayer):
         self._has_gradients = False
         self.rows = fetchers.new_rows(), fetchers.new_rows()
         self.version = 0
+        self.written: Event | None = None
         order.add(index, self)
         super().__init__()
 

@@ -32,6 +32,8 @@ class KVLayer(Protocol):
     rows: tuple[HostRows, HostRows]
     version: int
     """Changes whenever rows that were there are others."""
+    written: Event | None
+    """The last copy of rows to the host, by whichever accelerator."""
 
     def following(self, count: int) -> Sequence[KVLayer]:
         """Return the layers of the same cache that are read next, at most `count`."""
@@ -179,6 +181,8 @@ class KVFetcher:
         def settle() -> None:
             self._queue(copies[:]).synchronize()
             copies.clear()
+            if layer.written is not None:
+                layer.written.synchronize()
 
         for rows, whole, values in zip(layer.rows, memory, new, strict=True):
             whole[before:].copy_(values.detach().permute(2, 0, 1, 3))
@@ -187,7 +191,8 @@ class KVFetcher:
                 copies.append((target, whole[at : at + len(target)]))
                 at += len(target)
         slot.take(layer)
-        slot.copied, slot.is_read = self._queue(copies), False
+        slot.copied = layer.written = self._queue(copies)
+        slot.is_read = False
 
     def _prefetch(self, layer: KVLayer) -> None:
         """Start fetching the layers that are read next, into slots of others."""
@@ -224,6 +229,8 @@ class KVFetcher:
         is_read = bool(arriving)
         if copies:
             before = [slot.copied] if slot.is_read and slot.copied is not None else []
+            if layer.written is not None:  # perhaps by the stream of another accelerator
+                before.append(layer.written)
             arriving.append(self._queue(copies, before))
         if arriving:
             slot.copied, slot.is_read = AllOf(arriving), is_read
