@@ -221,6 +221,7 @@ class Profile:
         return peaks
 
 
+@torch.inference_mode(False)  # tensors of inference mode cannot be traced
 def profile_model(
     model: nn.Module,
     batch_size: int = 1,
