@@ -26,7 +26,8 @@ class _Order:
     def following(self, layer: HostKVLayer, count: int) -> list[HostKVLayer]:
         alive = [found for _, reference in self._layers if (found := reference()) is not None]
         at = next(place for place, each in enumerate(alive) if each is layer)
-        return [*alive[at + 1 :], *alive[:at]][:count]
+        others = [*alive[at + 1 :], *alive[:at]]
+        return [each for each in others if each.is_initialized and each.device == layer.device][:count]
 
 
 class HostKVLayer(DynamicLayer):
@@ -53,7 +54,7 @@ class HostKVLayer(DynamicLayer):
         super().__init__()
 
     def following(self, count: int) -> list[HostKVLayer]:
-        """Return the layers of its cache that are read next."""
+        """Return the layers of its cache that are read next on its device."""
         return self._order.following(self, count)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:

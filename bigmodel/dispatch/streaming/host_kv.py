@@ -36,7 +36,7 @@ class KVLayer(Protocol):
     """The last copy of rows to the host, by whichever accelerator."""
 
     def following(self, count: int) -> Sequence[KVLayer]:
-        """Return the layers of the same cache that are read next, at most `count`."""
+        """Return the layers of the same cache that are read next on the same accelerator, at most `count`."""
         ...
 
 
@@ -212,6 +212,7 @@ class KVFetcher:
         slot.take(layer)
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         arriving: list[Event] = []
+        written = [] if layer.written is None else [layer.written]  # perhaps by the stream of another accelerator
         for which, rows in enumerate(layer.rows):
             nbytes, at = rows.length * rows.row_bytes, 0
             if not nbytes:
@@ -220,7 +221,7 @@ class KVFetcher:
             memory = self._at_least(slot, which, nbytes, planned)
             if rows.on_disk and self._reader is not None:
                 placed = one_after_the_other(rows.spans(0, rows.length))
-                arriving.append(self._reader.fetch(placed, memory, [self._stream.compute_mark()]))
+                arriving.append(self._reader.fetch(placed, memory, [self._stream.compute_mark(), *written]))
                 continue
             for source in rows.spans(0, rows.length):
                 target = memory[at : at + source.nbytes].view(source.dtype).view(source.shape)
@@ -229,9 +230,7 @@ class KVFetcher:
         is_read = bool(arriving)
         if copies:
             before = [slot.copied] if slot.is_read and slot.copied is not None else []
-            if layer.written is not None:  # perhaps by the stream of another accelerator
-                before.append(layer.written)
-            arriving.append(self._queue(copies, before))
+            arriving.append(self._queue(copies, [*before, *written]))
         if arriving:
             slot.copied, slot.is_read = AllOf(arriving), is_read
         slot.arrived = slot.copied

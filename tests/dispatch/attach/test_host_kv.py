@@ -16,10 +16,11 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model, undispatch
 from bigmodel.dispatch.attach.dispatched import dispatched
-from bigmodel.dispatch.attach.host_kv_cache import HostKVLayer
+from bigmodel.dispatch.attach.host_kv_cache import HostKVLayer, KVOnHost
+from bigmodel.dispatch.streaming.host_kv import KVFetchers
 from bigmodel.errors import DispatchError
 from bigmodel.plan import Plan, plan
 from bigmodel.plan.memory.host_kv import rows_on_disk
@@ -120,6 +121,37 @@ def test_two_caches_in_turns_do_not_disturb_each_other() -> None:
                 tokens = ids[at].to("virtual:0")
                 got = found(tokens, past_key_values=pasts[at]).logits
                 assert torch.equal(got.cpu(), twin(tokens, past_key_values=wanted[at]).logits.cpu())
+
+
+def unpinned(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def layers_on_host(fetchers: KVFetchers, count: int) -> list[Any]:
+    cache = DynamicCache()
+    KVOnHost(fetchers, set(range(count)))(None, (cache,), {})
+    return cache.layers
+
+
+def test_what_another_accelerator_wrote_is_on_the_host_before_it_is_fetched() -> None:
+    virtual.configure(0, bandwidth=1e7)  # the copy to the host takes 0.8 s
+    (layer,) = layers_on_host(KVFetchers(1, 80, 1, unpinned), 1)
+    first, new = torch.randn(1, 2, 60, 2**13), torch.randn(1, 2, 1, 2**13)
+    layer.update(first.to("virtual:0"), first.to("virtual:0"))
+    keys, values = layer.update(new.to("virtual:1"), new.to("virtual:1"))
+    assert torch.equal(keys[:, :, :-1].cpu(), first)
+    assert torch.equal(values[:, :, :-1].cpu(), first)
+
+
+def test_what_another_accelerator_reads_is_not_fetched_ahead() -> None:
+    fetchers = KVFetchers(2, 80, 1, unpinned)
+    layers = layers_on_host(fetchers, 4)
+    for tokens in (8, 1, 1, 1):
+        for number, layer in enumerate(layers):
+            new = torch.randn(1, 2, tokens, 32).to(f"virtual:{number % 2}")
+            layer.update(new, new)
+    # Each accelerator has a slot for each of its two layers.
+    assert [each.bytes_from_ram for each in fetchers.stats()] == [0, 0]
 
 
 @pytest.mark.slow
