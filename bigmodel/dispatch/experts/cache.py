@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...devices import CopyStream, Event, copy_stream
+from ...devices import CopyStream, copy_stream
 from ...limits import READERS, STAGING_BYTES
 from ...plan.result.expert_split import ExpertSplit
 from ..transfer.fetcher import Fetcher
@@ -78,7 +78,6 @@ class ExpertCache(Visited[Chosen, int]):
         parts = [layer.expert_bytes for layer in self.layers if layer.on_disk for _ in range(layer.experts)]
         self._fetcher = Fetcher(self._stream, self.device, self.stats, blocks, *self._reading, parts=parts)
         self._fetcher.uses(self._memory)
-        self._ahead: Event | None = None  # of the last expert that was fetched for later
         self._slots = ExpertSlots(self._memory, self._policy, self._stream.compute_mark())
 
     @property
@@ -108,28 +107,16 @@ class ExpertCache(Visited[Chosen, int]):
     def divide(self, layer: ExpertLayer, chosen: Sequence[int], split: ExpertSplit) -> tuple[list[int], list[int]]:
         """Return the chosen experts that are not in slots: those to be fetched, and those that the host computes.
 
-        Fetched are those whose next use is expected first. If the host computes all, the link is free: then it fetches
-        the first of them for the next time, one after another, where its content is worth more than a slot's.
+        Fetched are those whose next use is expected first.
         """
         number, version = self._number[layer], layer.version()
         with self._lock:
-            queued = int(self._ahead is not None and not self._ahead.done())
-            slots = {each: self._slots.find((number, each), version) for each in chosen}
-            present = [slot for slot in slots.values() if slot is not None]
-            missing = [each for each, slot in slots.items() if slot is None or (queued and slot.ready is self._ahead)]
+            missing = [each for each in chosen if self._slots.find((number, each), version) is None]
             missing.sort(key=lambda each: self._policy.wait(number, each))
-            fetched = len(missing) - split.on_host(len(missing), queued)
-            if missing and not fetched and not queued:
-                self._fetch_for_later(layer, missing[0], version, present)
-            self.stats.on_host += len(missing) - fetched
+            on_host = split.on_host(len(missing))
+            fetched = len(missing) - on_host
+            self.stats.on_host += on_host
         return sorted(missing[:fetched]), sorted(missing[fetched:])
-
-    def _fetch_for_later(self, layer: ExpertLayer, expert: int, version: object, keep: Sequence[ExpertSlot]) -> None:
-        key = self._number[layer], expert
-        slots = self._slots.overwritable(1, keep, ())
-        if slots and self._slots.wait(slots[0]) > self._policy.wait(*key):
-            self._fetch(layer, expert, version, slots[0])
-            self._ahead = slots[0].ready
 
     def _enter(self, request: Chosen, held: list[int]) -> None:
         self.acquire(request.layer, request.experts, held, soon=request.soon)

@@ -73,11 +73,6 @@ class ExpertSlots(SlotCache[Key, ExpertSlot]):
             return None
         return [self.slots[number] for number in longest]
 
-    def wait(self, slot: ExpertSlot) -> float:
-        """Return the expected time until the next use of a slot's expert, in rounds of the model; infinity without."""
-        layer, expert = self._contents[:, slot.number]
-        return float("inf") if layer < 0 else self._policy.wait(int(layer), int(expert))
-
     def placed(self, key: Key, slot: ExpertSlot) -> None:
         """Record for the policy that the expert `key` is in `slot`."""
         self._contents[:, slot.number] = key

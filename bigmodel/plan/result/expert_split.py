@@ -12,13 +12,13 @@ class ExpertSplit:
     """The rates by which a call of few tokens divides its missing experts between the link and the host.
 
     Of m missing experts k are computed on the host, where they lie, while m - k are fetched: the k for which both end
-    first, the least of max((m - k) * fetch, start + k * compute), or 0 if m * fetch is less.
+    first, the least of start + max((m - k) * fetch, k * compute), or 0 if m * fetch is less.
 
     Attributes:
         fetch: seconds in which the link fetches one expert.
         compute: seconds in which the host computes one.
         start: seconds of a call that computes any on the host, beyond these: its tokens cross to the host and products
-            back, and the experts function runs once more.
+            back, and the experts function runs on the host and twice on the accelerator: for hits, and for arrivals.
         below: calls of fewer tokens than this are divided; larger ones fetch all.
     """
 
@@ -27,21 +27,14 @@ class ExpertSplit:
     start: float
     below: int
 
-    def seconds(self, missing: int, on_host: int, queued: int = 0) -> float:
-        """Return the seconds until `missing` experts are there or computed, `on_host` of them on the host.
+    def seconds(self, missing: int, on_host: int) -> float:
+        """Return the seconds until `missing` experts are there or computed, `on_host` of them on the host."""
+        fetched = (missing - on_host) * self.fetch
+        return self.start + max(fetched, on_host * self.compute) if on_host else fetched
 
-        Args:
-            missing: chosen experts that are not in the cache.
-            on_host: how many of them the host computes.
-            queued: fetches that the link does before theirs.
-        """
-        fetched = missing - on_host
-        link = (queued + fetched) * self.fetch if fetched else 0.0
-        return max(link, self.start + on_host * self.compute) if on_host else link
-
-    def on_host(self, missing: int, queued: int = 0) -> int:
-        """Return how many of `missing` experts the host computes; the arguments are those of `seconds`."""
-        return _least(self, missing, queued)
+    def on_host(self, missing: int) -> int:
+        """Return how many of `missing` experts the host computes."""
+        return _least(self, missing)
 
     def expected(self, chosen: float, missing: float) -> tuple[float, float]:
         """Return the expected seconds of a call, and how many experts the host computes.
@@ -62,5 +55,5 @@ class ExpertSplit:
 
 
 @lru_cache(maxsize=4096)
-def _least(split: ExpertSplit, missing: int, queued: int) -> int:
-    return min(range(missing + 1), key=lambda on_host: split.seconds(missing, on_host, queued))
+def _least(split: ExpertSplit, missing: int) -> int:
+    return min(range(missing + 1), key=lambda on_host: split.seconds(missing, on_host))

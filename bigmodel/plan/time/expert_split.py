@@ -19,6 +19,9 @@ from ..result.expert_split import ExpertSplit
 from .cost import CostModel
 from .unit_cost import Inputs
 
+PLACES = Inputs(OUTSIDE, 6, 0)
+"""The small tensors that name rows and slots of hits, and of arrivals, which else are one tensor."""
+
 
 def with_split(cost: CostModel, known: Assignment) -> Iterator[Assignment]:
     """Yield the variant of an assignment whose calls of few tokens divide their missing experts; none if none can.
@@ -48,11 +51,12 @@ def _rates(cost: CostModel, unit: int, position: int, route: Route, works: Seque
     beside = [work for work in works if work.kind != PRODUCT and not 0 < copied <= work.nbytes]
     tokens = Inputs(OUTSIDE, 1, route.nbytes)
     products = Inputs(OUTSIDE, 1, route.nbytes * route.choice.per_token)
-    crossing = units.to_host(tokens, main) + units.from_host(products, main)
+    crossing = units.to_host(tokens, main) + units.from_host(products, main) + units.from_host(PLACES, main)
+    bookkeeping = units.machine.expert_overhead.module
     return ExpertSplit(
         fetch=units.fetch_on_demand(_expert_bytes(cost, unit, position), (HOST, main), 0),
         compute=units.expert_seconds(phase, unit, position, HOST),
-        start=crossing + units.of_works(beside, HOST) + units.of_works(beside, main),
+        start=crossing + bookkeeping + units.of_works(beside, HOST) + units.of_works(beside, main),
         below=route.choice.tokens + 1,
     )
 

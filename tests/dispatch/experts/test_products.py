@@ -129,18 +129,6 @@ def test_larger_calls_fetch_all() -> None:
 
 
 @pytest.mark.slow
-def test_where_the_host_computes_all_the_link_fills_the_cache_for_later() -> None:
-    model = divided(mixtral, ALL_ON_HOST, slots=24)
-    for _ in range(12):
-        logits(model, tokens(1))
-        torch.virtual.synchronize()
-    assert stats(model)["fetches"] == 2 * LAYERS  # the two experts that the same token wants in each layer
-    before = stats(model)["on_host"]
-    logits(model, tokens(1))
-    assert stats(model)["on_host"] == before
-
-
-@pytest.mark.slow
 def test_changed_weights_are_seen_by_the_next_forward() -> None:
     model, expected = divided(mixtral, HALVES), resident(mixtral)
     logits(model, tokens(1))
