@@ -54,7 +54,7 @@ FILLING = 24
 """Steps before the measured ones, over a link without a limit and on a host without one: the cache is filled, and its
 policy knows which experts are chosen often."""
 
-KNOWN = 200
+KNOWN = 600
 """Steps whose hits show how often routers choose again."""
 
 OTHER_SEED = 2**20

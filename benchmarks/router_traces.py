@@ -79,7 +79,7 @@ def typical_trace(draw: Callable[[int], Trace], slots: int, after: int, seed: in
 
     Args:
         draw: Returns the trace of a seed.
-        slots: Experts of a cache of which the least recently used one is evicted; all layers share it.
+        slots: Experts of a cache that all layers share, which evicts as that of a dispatched model does.
         after: Tokens that fill the cache, whose hits are not counted.
         seed: The traces are those of the `CANDIDATES` seeds that begin with ``CANDIDATES * seed``.
     """
@@ -91,17 +91,23 @@ def typical_trace(draw: Callable[[int], Trace], slots: int, after: int, seed: in
 
 def hits_of(trace: Trace, slots: int, after: int = 0) -> int:
     """Return how many chosen experts are in such a cache, of the tokens behind the first `after` ones."""
-    cache: dict[tuple[int, int], None] = {}
+    import numpy as np
+
+    from bigmodel.dispatch.experts.policy import ExpertPolicy
+
+    policy = ExpertPolicy(len(trace), 1 + max(expert for layer in trace for chosen in layer for expert in chosen))
+    cache: set[tuple[int, int]] = set()
     hits = 0
     for token, choices in enumerate(zip(*trace, strict=True)):
         for layer, chosen in enumerate(choices):
-            found = sum((layer, expert) in cache for expert in chosen)
-            hits += found if token >= after else 0
-            for expert in chosen:
-                cache.pop((layer, expert), None)
-                cache[layer, expert] = None
-            while len(cache) > slots:
-                del cache[next(iter(cache))]
+            policy.visit(layer, chosen)
+            wanted = {(layer, expert) for expert in chosen}
+            hits += len(wanted & cache) if token >= after else 0
+            others = sorted(cache - wanted)
+            if len(wanted) + len(others) > slots:
+                soonest = policy.waits(*np.array(others).T).argsort(kind="stable")
+                others = [others[each] for each in soonest[: slots - len(wanted)]]
+            cache = {*wanted, *others}
     return hits
 
 

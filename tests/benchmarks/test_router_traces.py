@@ -20,7 +20,8 @@ from bigmodel.benchmarks.router_traces import (
     hits_of,
     typical_trace,
 )
-from tests.dispatch.mixtures import LAYERS, chosen_by, mixtral
+from bigmodel.dispatch import dispatch_model
+from tests.dispatch.mixtures import EXPERT_BYTES, LAYERS, chosen_by, mixtral
 
 
 def repeated(trace: Trace) -> float:
@@ -56,11 +57,17 @@ def test_more_experts_than_there_are_cannot_be_chosen() -> None:
         draw_trace(1, 8, 9, 1, UNIFORM)
 
 
-def test_hits_are_those_of_a_cache_that_evicts_what_was_used_longest_ago() -> None:
-    trace = [[[0, 1], [0, 2], [1, 2]], [[5], [5], [4]]]
-    assert hits_of(trace, 6) == 2 + 2  # 0 and 5; then 1 and 2
-    assert hits_of(trace, 6, after=2) == 2
-    assert hits_of(trace, 3) == 2 + 1  # 1 is gone
+@pytest.mark.usefixtures("accelerators")
+def test_hits_are_those_of_a_dispatched_model() -> None:
+    trace, slots = draw_trace(LAYERS, 8, 2, 16, LOCAL), 5
+    model = dispatch_model(mixtral(), {"": "cpu"}, main_device=0, expert_cache=slots * EXPERT_BYTES)
+    token, hits = torch.ones(1, 1, dtype=torch.long), []
+    with following(model, trace), torch.no_grad():
+        for _ in range(16):
+            model(token)
+            hits.append(model.dispatch_stats()["experts"]["virtual:0"]["hits"])
+    assert hits_of(trace, slots) == hits[-1] > 0
+    assert hits_of(trace, slots, after=6) == hits[-1] - hits[5]
 
 
 def test_a_typical_trace_has_about_as_many_hits_as_the_mean() -> None:
