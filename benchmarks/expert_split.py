@@ -11,7 +11,7 @@ would share this machine's cores, and a virtual link, which copies for real, cou
 The faster of both needs the same seconds for an expert at each ratio, so that Python takes the same part of each step.
 
 Plans predict the hits of the mean trace, and few steps may be far from it: each round follows another one of 32 traces,
-the one nearest to their mean (`typical_trace`). How often routers choose again is known from `KNOWN` other steps, as of
+the one nearest to their mean (`typical_trace`). How often routers choose again is known from `KNOWN` other texts, as of
 a model that has run, and given to `plan` as `expert_reuse`. The machine is measured first, too, as predictions are of
 its speed of this hour. A plan that is equal to another one is measured once.
 """
@@ -46,16 +46,16 @@ DIVISIONS = {"link faster 3:1": 1 / 3, "link faster 5:3": 3 / 5, "host faster 5:
 """By name: how many times its set seconds a fetch is said to take where brute force divides experts. A layer lacks four
 at most, so that these are all divisions near the best one; streaming or computing all are plans of their own."""
 
-SECONDS = 20e-3
+SECONDS = 40e-3
 """Seconds in which the faster of link and host has fetched or computed an expert: a step waits for ten, while Python
-takes a sixth of that on the virtual accelerator."""
+takes a twelfth of that on the virtual accelerator."""
 
 FILLING = 24
 """Steps before the measured ones, over a link without a limit and on a host without one: the cache is filled, and its
 policy knows which experts are chosen often."""
 
-KNOWN = 600
-"""Steps whose hits show how often routers choose again."""
+KNOWN = 20
+"""Texts, as long as those that are measured, whose hits show how often routers choose again."""
 
 OTHER_SEED = 2**20
 """Added to the seeds of these."""
@@ -117,11 +117,12 @@ def run(options: argparse.Namespace) -> Report:
 
     torch.set_num_threads(options.threads or 1)
     virtual.enable(count=1)
-    sizes = Sizes(64, 96, 2, 8, 2, 2, SECONDS / 20) if options.quick else Sizes(256, 512, 3, 32, 4, 6)
+    sizes = Sizes(64, 96, 2, 8, 2, 2, SECONDS / 40) if options.quick else Sizes(256, 512, 3, 32, 4, 6)
     ratios = (1.0,) if options.quick else RATIOS
     model = make(sizes)
     # Prompts are of one token, so that the plans are those of steps.
-    profile = profile_model(model, context_length=KNOWN, new_tokens=KNOWN - 1, device_type="virtual")
+    context = FILLING + sizes.steps
+    profile = profile_model(model, context_length=context, new_tokens=context - 1, device_type="virtual")
     machine = nominal_machine() if options.quick else measured_machine(refresh=True)
     slots = _slots(profile, sizes)
     reuse = {name: _reuse(model, profile, sizes, habits, options.seed) for name, habits in TRACES.items()}
@@ -290,13 +291,16 @@ def _reuse(model: nn.Module, profile: Profile, sizes: Sizes, habits: Habits, see
 
     from .steps import Decoder
 
-    trace = draw_trace(sizes.layers, sizes.experts, sizes.per_token, KNOWN, habits, OTHER_SEED + seed)
-    decoder = Decoder(dispatch_model(model, plan(profile, budget_of(profile))), "virtual:0")
+    tokens = FILLING + sizes.steps
+    trace = draw_trace(sizes.layers, sizes.experts, sizes.per_token, KNOWN * tokens, habits, OTHER_SEED + seed)
+    dispatch_model(model, plan(profile, budget_of(profile)))
     try:
         with following(model, trace):
-            decoder.feed(torch.ones(1, 1, dtype=torch.long).to(decoder.device))
-            for _ in range(KNOWN - 1):
-                decoder.step()
+            for _ in range(KNOWN):
+                decoder = Decoder(model, "virtual:0")
+                decoder.feed(torch.ones(1, 1, dtype=torch.long).to(decoder.device))
+                for _ in range(tokens - 1):
+                    decoder.step()
         counters: dict[str, dict[str, dict[str, float]]] = model.dispatch_stats()  # type: ignore[operator]
         return counters["experts"]["virtual:0"]["reuse"]
     finally:

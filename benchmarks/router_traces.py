@@ -104,9 +104,9 @@ def hits_of(trace: Trace, slots: int, after: int = 0) -> int:
             wanted = {(layer, expert) for expert in chosen}
             hits += len(wanted & cache) if token >= after else 0
             others = sorted(cache - wanted)
-            if len(wanted) + len(others) > slots:
+            if others and len(wanted) + len(others) > slots:
                 soonest = policy.waits(*np.array(others).T).argsort(kind="stable")
-                others = [others[each] for each in soonest[: slots - len(wanted)]]
+                others = [others[each] for each in soonest[: max(slots - len(wanted), 0)]]
             cache = {*wanted, *others}
     return hits
 

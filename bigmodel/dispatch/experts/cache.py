@@ -107,13 +107,13 @@ class ExpertCache(Visited[Chosen, int]):
     def divide(self, layer: ExpertLayer, chosen: Sequence[int], split: ExpertSplit) -> tuple[list[int], list[int]]:
         """Return the chosen experts that are not in slots: those to be fetched, and those that the host computes.
 
-        Fetched are those whose next use is expected first.
+        Fetched are those whose next use is expected first; all, while as many slots are empty.
         """
         number, version = self._number[layer], layer.version()
         with self._lock:
             missing = [each for each in chosen if self._slots.find((number, each), version) is None]
             missing.sort(key=lambda each: self._policy.wait(number, each))
-            on_host = split.on_host(len(missing))
+            on_host = 0 if len(missing) <= self._slots.empty else split.on_host(len(missing))
             fetched = len(missing) - on_host
             self.stats.on_host += on_host
         return sorted(missing[:fetched]), sorted(missing[fetched:])

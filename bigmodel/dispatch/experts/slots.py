@@ -53,6 +53,11 @@ class ExpertSlots(SlotCache[Key, ExpertSlot]):
         """Number of slots that are not in use."""
         return int(np.count_nonzero(self.users == 0))
 
+    @property
+    def empty(self) -> int:
+        """Number of slots without an expert."""
+        return int(np.count_nonzero(self._contents[0] < 0))
+
     def overwritable(self, count: int, keep: Iterable[ExpertSlot], later: Iterable[Key]) -> list[ExpertSlot] | None:
         """Return `count` slots to overwrite; None if there are fewer.
 

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
 
+NEARLY = 1.05
+"""How many times the seconds of the fastest division one may take that fetches more."""
+
 
 @dataclass(frozen=True)
 class ExpertSplit:
     """The rates by which a call of few tokens divides its missing experts between the link and the host.
 
     Of m missing experts k are computed on the host, where they lie, while m - k are fetched: the k for which both end
-    first, the least of start + max((m - k) * fetch, k * compute), or 0 if m * fetch is less.
+    first, the least of start + max((m - k) * fetch, k * compute), or 0 if m * fetch is less. Of those that take at most
+    `NEARLY` as long k is the least: what is fetched may be chosen again.
 
     Attributes:
         fetch: seconds in which the link fetches one expert.
@@ -56,4 +60,5 @@ class ExpertSplit:
 
 @lru_cache(maxsize=4096)
 def _least(split: ExpertSplit, missing: int) -> int:
-    return min(range(missing + 1), key=lambda on_host: split.seconds(missing, on_host))
+    seconds = [split.seconds(missing, on_host) for on_host in range(missing + 1)]
+    return next(on_host for on_host, each in enumerate(seconds) if each <= NEARLY * min(seconds))
