@@ -12,7 +12,7 @@ from bigmodel.server.engine.compute.planned_draft import PlannedDrafter
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Observer, Request
 from bigmodel.server.http.state import ServerState
-from bigmodel.server.http.status import devices, stages, streamed
+from bigmodel.server.http.status import EXPERTS, devices, stages, streamed
 from bigmodel.server.models.running import RunningModel
 from bigmodel.server.models.served import ServedModel
 
@@ -167,9 +167,17 @@ class _State(Collector):
         waited = CounterMetricFamily(
             "bigmodel_stream_wait_seconds", "Time forwards waited for these", labels=["device"]
         )
+        chosen = CounterMetricFamily(
+            "bigmodel_chosen_experts", "Experts that routers chose, by where they were", labels=["device", "found"]
+        )
         for entry in [] if running is None else streamed(running):
+            if entry["device"].endswith(EXPERTS):
+                device, missing = entry["device"].removesuffix(EXPERTS), entry["misses"] - entry["on_host"]
+                for found, count in (("cached", entry["hits"]), ("fetched", missing), ("host", entry["on_host"])):
+                    chosen.add_metric([device, found], count)
             moved.add_metric([entry["device"], "ram"], entry["bytes_from_ram"])
             moved.add_metric([entry["device"], "disk"], entry["bytes_from_disk"])
             waited.add_metric([entry["device"]], entry["seconds_waited"])
         yield moved
         yield waited
+        yield chosen

@@ -22,6 +22,9 @@ from bigmodel.server.models.budgets import shown_device
 from bigmodel.server.models.running import RunningModel
 from bigmodel.server.models.served import ServedModel
 
+EXPERTS = ", experts"
+"""Ends the name of an entry of `streamed` for experts that are fetched one by one, behind that of their device."""
+
 
 class OwnReports:
     """The :class:`.state.Reporter` of a server that is alone."""
@@ -139,7 +142,7 @@ def streamed(running: RunningModel) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for key, counters in ({} if stats is None else stats()).items():
         if key == "experts":
-            found += [{"device": f"{device}, experts", **own} for device, own in counters.items()]
+            found += [{"device": device + EXPERTS, **own} for device, own in counters.items()]
         elif key not in (SPECULATION, STAGES):
             found.append({"device": key, **counters})
     return found

@@ -74,21 +74,23 @@ class _Families(Collector):
 
 
 # Settings of an engine, as opposed to counts and capacities.
-_SETTINGS = ("state", "runner", "row_multiple", "host_linear", "max_batch_tokens")
+_SETTINGS = ("state", "runner", "row_multiple", "host_linear", "max_batch_tokens", "alone", "together")
+_SHARES = ("hit_rate", "link_busy", "reuse", "idle_share")
 
 
 def merge_views(views: Seq[dict[str, Any]]) -> dict[str, Any]:
     """Merge ``devices``, ``streamed``, ``engine`` and ``images`` of several bodies of GET /plan.
 
-    Bytes and counts add up, by device name; a sum with an unknown part is None. Settings of an engine are those that
-    all engines share, else None, and the shortest ``max_length``. Engines that are not there yet count nothing.
+    Bytes and counts add up, by device name; a sum with an unknown part is None. Shares become their mean. Settings of
+    an engine are those that all engines share, else None, and the shortest ``max_length``. Engines that are not there
+    yet count nothing.
     """
     engines = [view["engine"] for view in views if view["engine"] is not None]
     return {
         "devices": _by_device([entry for view in views for entry in view["devices"]]),
         "streamed": _by_device([entry for view in views for entry in view["streamed"]]),
         "images": any(view["images"] for view in views),
-        "engine": _engine(engines) if engines else None,
+        "engine": _combined(engines) if engines else None,
     }
 
 
@@ -96,23 +98,29 @@ def _by_device(entries: Seq[dict[str, Any]]) -> list[dict[str, Any]]:
     together: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         together.setdefault(entry["device"], []).append(entry)
-    return [_combined(same, {"device": _alike}) for same in together.values()]
+    return [_combined(same) for same in together.values()]
 
 
-def _engine(engines: Seq[dict[str, Any]]) -> dict[str, Any]:
-    return _combined(engines, {"max_length": min, **dict.fromkeys(_SETTINGS, _alike)})
-
-
-def _combined(entries: Seq[dict[str, Any]], special: dict[str, Callable[[Seq[Any]], Any]]) -> dict[str, Any]:
-    """One entry of all: each field the sum of theirs, except the ``special`` ones."""
-    return {key: special.get(key, _sum)([entry[key] for entry in entries]) for key in entries[0]}
+def _combined(entries: Seq[dict[str, Any]]) -> dict[str, Any]:
+    """One entry of all: each field the sum of theirs, except those in `_SPECIAL`."""
+    return {key: _SPECIAL.get(key, _sum)([entry[key] for entry in entries]) for key in entries[0]}
 
 
 def _sum(values: Seq[Any]) -> Any:
     if any(value is None for value in values):
         return None
-    return _combined(values, {}) if isinstance(values[0], dict) else sum(values)
+    if isinstance(values[0], list):
+        return _by_device([entry for value in values for entry in value])
+    return _combined(values) if isinstance(values[0], dict) else sum(values)
 
 
 def _alike(values: Seq[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else None
+
+
+_SPECIAL: dict[str, Callable[[Seq[Any]], Any]] = {
+    "device": _alike,
+    "max_length": min,
+    **dict.fromkeys(_SETTINGS, _alike),
+    **dict.fromkeys(_SHARES, _mean),
+}

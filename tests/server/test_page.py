@@ -420,6 +420,26 @@ def test_streamed_bytes_and_keys_and_values_are_shown_as_they_change(browser: An
 
 
 @pytest.mark.slow
+def test_experts_and_the_bubbles_of_stages_are_shown(browser: Any, url: str) -> None:
+    moved = {"bytes_from_ram": 1, "bytes_from_disk": 0, "seconds_waited": 0, "hits": 6, "misses": 2, "on_host": 1}
+    stage = {"device": "cuda:1", "active_seconds": 8.0, "busy_seconds": 6.0, "idle_share": 0.25}
+    with open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        experts, stages = page.evaluate(
+            """async ([moved, stage]) => {
+                const { engine } = await (await fetch('plan')).json();
+                showStreamed([{ device: 'cuda:0', ...moved }, { device: 'cuda:0, experts', ...moved }]);
+                showEngine({ ...engine, stages: { devices: [stage] } });
+                return ['streamed', 'stages'].map((id) => [...$(id).children].map((box) => box.innerText));
+            }""",
+            [moved, stage],
+        )
+    assert experts[-1].split("\n") == ["cuda:0, experts in the cache", "75 %", "1 fetched, 1 computed on the host"]
+    assert len(experts) == 3 + 4
+    assert [each.split("\n") for each in stages] == [["cuda:1 idle", "25 %", "of 8.0 s with steps"]]
+
+
+@pytest.mark.slow
 def test_one_of_several_models_is_chosen(browser: Any, tmp_path: Path) -> None:
     models = {name: save(tmp_path / name, seed) for seed, name in enumerate("ab")}
     app = several_app(models, {"cpu": "1GiB"})

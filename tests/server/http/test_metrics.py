@@ -70,10 +70,13 @@ def test_streamed_bytes_are_shown_by_tier() -> None:
 def test_experts_and_keys_and_values_that_are_fetched_are_apart() -> None:
     model = tiny_model()
     own = {"bytes_from_ram": 7, "bytes_from_disk": 9, "seconds_waited": 0.5}
-    model.dispatch_stats = lambda: {"experts": {"cuda:0": own}, "kv": {**own, "held_on_disk": 3}}
+    chosen = {"hits": 6, "misses": 5, "on_host": 3}
+    model.dispatch_stats = lambda: {"experts": {"cuda:0": {**own, **chosen}}, "kv": {**own, "held_on_disk": 3}}
     with serving(tiny_app(model)) as url:
         for device in ("cuda:0, experts", "kv"):
             assert value(url, "bigmodel_streamed_bytes_total", device=device, tier="disk") == 9
+        for found, count in (("cached", 6), ("fetched", 2), ("host", 3)):
+            assert value(url, "bigmodel_chosen_experts_total", device="cuda:0", found=found) == count
         assert [each["device"] for each in httpx.get(f"{url}/plan").json()["streamed"]] == ["cuda:0, experts", "kv"]
 
 

@@ -95,6 +95,25 @@ def test_streamed_bytes_add_up_by_device() -> None:
     assert merged["streamed"] == [{"device": "cuda:0", "bytes_from_ram": 3, "seconds_waited": 1.5}]
 
 
+def test_shares_become_their_mean() -> None:
+    entries = [[{"device": "cuda:0", "hits": n, "hit_rate": n / 4, "reuse": n / 8}] for n in (1, 3)]
+    merged = merge_views([shown(None, [], streamed) for streamed in entries])
+    assert merged["streamed"] == [{"device": "cuda:0", "hits": 4, "hit_rate": 0.5, "reuse": 0.25}]
+
+
+def test_stages_are_merged_by_device() -> None:
+    def stages(device: str, idle: float) -> dict[str, Any]:
+        return {"most": 2, "now": 1, "devices": [{"device": device, "busy_seconds": 1.0, "idle_share": idle}]}
+
+    views = [shown(engine(1, stages=stages(device, 0.5)), []) for device in ("cuda:0", "cuda:1")]
+    both = [{"device": f"cuda:{each}", "busy_seconds": 1.0, "idle_share": 0.5} for each in (0, 1)]
+    assert merge_views(views)["engine"]["stages"] == {"most": 4, "now": 2, "devices": both}
+    views = [shown(engine(1, stages=stages("cuda:0", idle)), []) for idle in (0.25, 0.75)]
+    assert merge_views(views)["engine"]["stages"]["devices"] == [
+        {"device": "cuda:0", "busy_seconds": 2.0, "idle_share": 0.5}
+    ]
+
+
 def test_engine_counts_add_up_and_common_values_are_kept() -> None:
     merged = merge_views([shown(engine(1, 64), []), shown(engine(2, 32, state="draining"), []), shown(None, [])])
     assert merged["engine"] == {
