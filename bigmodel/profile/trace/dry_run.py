@@ -175,7 +175,8 @@ def dry_run(
         The phases in order: prefill and decode for a model that generates, else one forward. Empty if the inputs
         are unknown, or if the forward depends on values.
     """
-    with _quiet(), without_cached_results(model), read_as_real():
+    # A backward's own thread would free its last gradients some time after the forward has gone on.
+    with torch.autograd.set_multithreading_enabled(False), _quiet(), without_cached_results(model), read_as_real():
         return _dry_run(model, units, workload, device, dtypes or {}, example, every_layer, packed)
 
 

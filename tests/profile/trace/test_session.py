@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache, wraps
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -317,6 +318,31 @@ def planned_and_taken(model: nn.Module, *inputs: Any) -> tuple[int, int]:
 def test_what_a_forward_that_enables_gradients_saves_is_planned_to_the_byte() -> None:
     planned, taken = planned_and_taken(Forces(), torch.ones(ROWS, WIDTH))
     assert planned == taken
+
+
+class NotesItsThread(torch.autograd.Function):
+    """The identity, whose backward notes the thread that it runs in."""
+
+    threads: ClassVar[set[int]] = set()
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        NotesItsThread.threads.add(threading.get_ident())
+        return gradient.clone()
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_no_other_thread_frees_gradients_some_time_after_the_forward() -> None:
+    model = Forces()
+    model.layers.append(alone := nn.Identity())
+    alone.forward = NotesItsThread.apply  # type: ignore[method-assign]
+    NotesItsThread.threads.clear()
+    profile_model(model, sample_inputs=torch.ones(ROWS, WIDTH), device_type="virtual")
+    assert NotesItsThread.threads == {threading.get_ident()}
 
 
 @pytest.mark.usefixtures("accelerators")
