@@ -38,7 +38,7 @@ class ExpertSplit:
 
     def on_host(self, missing: int) -> int:
         """Return how many of `missing` experts the host computes."""
-        return _least(self, missing)
+        return _on_host(self, missing)
 
     def expected(self, chosen: float, missing: float) -> tuple[float, float]:
         """Return the expected seconds of a call, and how many experts the host computes.
@@ -59,6 +59,6 @@ class ExpertSplit:
 
 
 @lru_cache(maxsize=4096)
-def _least(split: ExpertSplit, missing: int) -> int:
+def _on_host(split: ExpertSplit, missing: int) -> int:
     seconds = [split.seconds(missing, on_host) for on_host in range(missing + 1)]
     return next(on_host for on_host, each in enumerate(seconds) if each <= NEARLY * min(seconds))
