@@ -109,7 +109,17 @@ class VirtualTensor(torch.Tensor):
     _span: tuple[int, int] | None = None
 
     @staticmethod
-    def __new__(cls, held: torch.Tensor, index: int, allocation: Allocation | None = None) -> VirtualTensor:
+    def __new__(
+        cls,
+        held: torch.Tensor,
+        index: int | None = None,
+        allocation: Allocation | None = None,
+        *,
+        requires_grad: bool = True,
+    ) -> VirtualTensor:
+        if index is None:  # libraries copy a parameter by `type(parameter)(data, requires_grad=...)`
+            parameter: Any = torch.nn.Parameter(held, requires_grad)
+            return parameter
         if held.layout is not torch.strided or held.is_nested:
             raise NotImplementedError(f"{TYPE} accelerators have no sparse and no nested tensors")
         if allocation is None and not traced.is_traced(held):

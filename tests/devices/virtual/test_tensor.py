@@ -134,6 +134,14 @@ def test_a_parameter_stays_a_parameter() -> None:
     assert isinstance(copy.deepcopy(layer).weight, nn.Parameter)
 
 
+def test_a_parameter_is_copied_by_calling_its_type() -> None:
+    weight = nn.Linear(2, 2).to(DEVICE).weight
+    copied = type(weight)(weight.detach().to("meta"), requires_grad=False)
+    assert isinstance(copied, nn.Parameter)
+    assert (copied.device.type, copied.requires_grad) == ("meta", False)
+    assert isinstance(type(weight)(weight.detach()), nn.Parameter)
+
+
 def test_tied_parameters_stay_tied_when_a_module_moves() -> None:
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     model[1].weight = model[0].weight
