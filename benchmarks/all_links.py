@@ -2,7 +2,8 @@
 
 One row crosses equal blocks, all of which are streamed, as in a step of generation. The plan has room for slots alone,
 so it streams over all accelerators that it is given, in turns: their links fetch at once while the row hops from one to
-the next. Each link has a set bandwidth, at which one of them takes far longer than the compute.
+the next. Each link has a set bandwidth, at which one of them takes far longer than the compute. accelerate, in the same
+rounds, fetches all blocks over the link of its main device, however many there are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .harness import BenchmarkError, Column, Limit, Report, Table, Variant, elapsed, measure
+from .harness import BenchmarkError, Column, Limit, Report, Summary, Table, Variant, elapsed, measure
+from .harness.report import Cell
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 LIMITS = {2: 0.53, 4: 0.29}
 """By number of accelerators, the most that a step may take of that over one link."""
+
+ACCELERATE = "accelerate"
 
 DEVICES = ("virtual",)
 """Devices that this benchmark supports."""
@@ -50,25 +54,27 @@ def run(options: argparse.Namespace) -> Report:
 
     from bigmodel.devices import virtual
 
+    from .blocks import make_blocks
+    from .peers import streamed_by_accelerate
+
     torch.set_num_threads(options.threads or 1)
     sizes = Sizes(16, 256, 2.5e7, 1) if options.quick else Sizes(24, 1024, 2e8, options.steps)
     counts = (1, *LIMITS)
     virtual.enable(max(counts), bandwidth=sizes.rate)
     try:
-        models = {count: streamed(sizes, count) for count in counts}
+        models = {_name(count): streamed(sizes, count) for count in counts}
+        models[ACCELERATE] = streamed_by_accelerate(make_blocks(sizes.blocks, sizes.width), "virtual:0")
         x = torch.linspace(-1, 1, sizes.width)[None].to("virtual:0")
         differing = sum(not torch.equal(outputs(model, x), resident_outputs(sizes, x)) for model in models.values())
-        variants = [Variant(_name(count), partial(_seconds, models[count], x, sizes.steps)) for count in counts]
+        variants = [Variant(name, partial(_seconds, model, x, sizes.steps)) for name, model in models.items()]
         samples = measure(variants, options.rounds, seed=options.seed)
     finally:
         virtual.disable()
     one = sizes.blocks * 4 * sizes.width**2 / sizes.rate
-    steps = {count: samples.summary(_name(count)) for count in counts}
-    rows = [
-        [count, one / count, step.median, step.first_quartile, step.third_quartile, step.median / steps[1].median]
-        for count, step in steps.items()
-    ]
-    columns = [Column("accelerators", "count"), Column("transfer on each link", "seconds")]
+    links = {**{_name(count): count for count in counts}, ACCELERATE: 1}
+    alone = samples.median(_name(1))
+    rows = [_row(name, count, one / count, samples.summary(name), alone) for name, count in links.items()]
+    columns = [Column("way"), Column("links", "count"), Column("transfer on each link", "seconds")]
     columns += [Column(name, "seconds") for name in ("step", "step q1", "step q3")]
     return Report(
         "all_links",
@@ -83,13 +89,17 @@ def run(options: argparse.Namespace) -> Report:
         ],
         limits=[
             *(
-                Limit(f"step over {count} links, of that over one", steps[count].median / steps[1].median, "<=", most)
+                Limit(f"step over {count} links, of that over one", samples.median(_name(count)) / alone, "<=", most)
                 for count, most in LIMITS.items()
             ),
             Limit("outputs that differ from those of the resident model", float(differing), "==", 0, "count"),
         ],
         samples={"links": samples},
     )
+
+
+def _row(name: str, links: int, transfer: float, step: Summary, alone: float) -> list[Cell]:
+    return [name, links, transfer, step.median, step.first_quartile, step.third_quartile, step.median / alone]
 
 
 def streamed(sizes: Sizes, accelerators: int) -> nn.Module:
@@ -143,7 +153,7 @@ def _machine(rate: float) -> Any:
 
 
 def _name(accelerators: int) -> str:
-    return f"{accelerators} accelerators"
+    return f"bigmodel, {accelerators} accelerator{'s' if accelerators > 1 else ''}"
 
 
 def _seconds(model: Any, x: torch.Tensor, steps: int) -> float:

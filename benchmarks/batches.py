@@ -8,17 +8,23 @@ An accelerator computes beside the program that launches its operations, but a v
 speed does not: what it really computes comes on top of launching. So the seconds of launching are simulated, too, and
 are more than both take here; what a batch really computes is hidden behind them, or behind what it is simulated to
 compute.
+
+Beside them, in the same rounds, accelerate generates the chosen batch by its own device map: with as much room for
+weights as keeps the budget, which it does not do by itself (see `maps`).
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
+from .harness import BenchmarkError, Column, Limit, Report, Samples, Table, Variant, elapsed, measure
 from .harness.report import Cell
-from .per_pass import LINK, JobSizes, Speed, dispatched, machine_of, make, profile_of
+from .models import quiet
+from .peers import streamed_by_accelerate
+from .per_pass import LINK, JobSizes, Speed, at_set_speed, dispatched, machine_of, make, profile_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,9 +84,15 @@ def run(options: argparse.Namespace) -> Report:
             Variant(name, partial(_seconds, dispatched(model, plan, SPEEDS, launching), plan, sizes))
             for name, plan in plans.items()
         ]
+        chosen = plans[CHOSEN]
+        device_map = _map_of_accelerate(model, chosen, sizes, int(share * profile.weights))
+        peer = _by_accelerate(model, device_map, launching)
+        variants.append(Variant(ACCELERATE, partial(_seconds, peer, chosen, sizes)))
         samples = measure(variants, options.rounds, seed=options.seed)
         rows += [_row(share, name, plan, samples) for name, plan in plans.items()]
         errors += [abs(float(row[5] or 0) / float(row[4] or 1) - 1) for row in rows[-len(plans) :]]
+        streamed = list(device_map.values()).count("cpu")
+        rows.append([share, ACCELERATE, chosen.batch_size, streamed, _rate(ACCELERATE, chosen, samples), None])
         found[f"{share:g} of the weights"] = samples
     return _report(options, sizes, rows, errors, found)
 
@@ -91,7 +103,7 @@ def _operations_of_layer(profile: Profile) -> int:
     return len(profile.phases[-1].trace.work()[unit])
 
 
-CHOSEN = "chosen"
+CHOSEN, ACCELERATE = "chosen", "accelerate, the chosen batch"
 
 
 def _plans(model: nn.Module, sizes: JobSizes, machine: MachineProfile, budget: int, most: int) -> dict[str, Plan]:
@@ -145,9 +157,53 @@ def _seconds(model: Any, plan: Plan, sizes: JobSizes) -> float:
         return elapsed(job, "virtual:0")
 
 
+def _map_of_accelerate(model: Any, plan: Plan, sizes: JobSizes, budget: int) -> dict[str, Any]:
+    """Return the device map of accelerate with the most room for weights at which the batch of `plan` keeps the budget.
+
+    Raises:
+        BenchmarkError: there is none.
+    """
+    import copy
+
+    from accelerate import infer_auto_device_map
+
+    from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
+
+    quiet()
+    room = budget
+    virtual.configure(0)  # the map is found without waiting for the link
+    try:
+        while room > 0:
+            device_map = dict(infer_auto_device_map(model, {0: room, "cpu": 2**36}, model._no_split_modules))
+            before = memory_allocated(0)
+            placed = streamed_by_accelerate(copy.deepcopy(model), "virtual:0", device_map)
+            reset_peak_memory(0)
+            _seconds(placed, plan, sizes)
+            beyond = max_memory_allocated(0) - before - budget
+            if beyond <= 0:
+                return device_map
+            room -= max(beyond, budget // 100)
+    finally:
+        virtual.configure(0, bandwidth=LINK)
+    raise BenchmarkError(f"accelerate needs more than {budget:,} bytes for a batch of {plan.batch_size}")
+
+
+def _by_accelerate(model: Any, device_map: dict[str, Any], launching: Mapping[str, float]) -> Any:
+    """Return a copy of `model` streamed by accelerate, whose layers take the simulated time of their device."""
+    import copy
+
+    placed = copy.deepcopy(model)
+    for layer in placed.model.layers:
+        at_set_speed(layer, SPEEDS, launching)
+    return streamed_by_accelerate(placed, "virtual:0", device_map)
+
+
 def _row(share: float, name: str, plan: Plan, samples: Samples) -> list[Cell]:
-    rate = plan.batch_size * (plan.new_tokens or 1) / samples.median(name)
-    return [share, name, plan.batch_size, len(plan.streamed), rate, plan.tokens_per_second]
+    return [share, name, plan.batch_size, len(plan.streamed), _rate(name, plan, samples), plan.tokens_per_second]
+
+
+def _rate(name: str, plan: Plan, samples: Samples) -> float:
+    return plan.batch_size * (plan.new_tokens or 1) / samples.median(name)
 
 
 def _report(
@@ -163,7 +219,7 @@ def _report(
     ratios = []
     for share in {row[0] for row in rows}:
         rates = {str(row[1]): float(row[4] or 0) for row in rows if row[0] == share}
-        ratios.append(rates[CHOSEN] / max(rate for name, rate in rates.items() if name != CHOSEN))
+        ratios.append(rates[CHOSEN] / max(rate for name, rate in rates.items() if name.startswith("fixed")))
     return Report(
         "batches",
         options.device,

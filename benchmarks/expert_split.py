@@ -14,11 +14,15 @@ Plans predict the hits of the mean trace, and few steps may be far from it: each
 the one nearest to their mean (`typical_trace`). How often routers choose again is known from `KNOWN` other texts, as of
 a model that has run, and given to `plan` as `expert_reuse`. The machine is measured first, too, as predictions are of
 its speed of this hour. A plan that is equal to another one is measured once.
+
+Where link and host are equally fast accelerate takes part in the rounds. It fetches whole layers, so one of its steps
+is measured in each.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from bigmodel.profile.machine.machine import MachineProfile
 
 STREAM, COMPUTE, AUTO = "stream", "compute", "auto"
+ACCELERATE = "accelerate"
 RATIOS = (0.125, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)
 """Seconds in which the link fetches an expert, over those in which the host computes it."""
 
@@ -142,6 +147,9 @@ def run(options: argparse.Namespace) -> Report:
                 for way, plan in plans.items()
                 if same[way] == way
             ]
+            if ratio == 1.0:
+                peer = partial(seconds_by_accelerate, copy.deepcopy(model), cycle(traces), sizes, ratio)
+                variants.append(Variant(ACCELERATE, peer))
             # Each run warms up by itself: it fills the cache first.
             found = samples[f"{name}, {ratio:g}"] = measure(variants, options.rounds, warmup=0, seed=options.seed)
             rows.append(_row(name, ratio, plans[AUTO], same, found))
@@ -165,6 +173,7 @@ def report(
         Column("auto over the better of both", "ratio"),
         Column("auto, predicted", "seconds"),
         Column("predicted over measured", "ratio"),
+        Column("accelerate, whole layers", "seconds"),
     ]
     over_best, over_pure = (max(float(row[at] or 0) for row in rows) for at in (6, 7))
     error = max(abs(float(row[9] or 0) - 1) for row in rows)
@@ -198,6 +207,7 @@ def _row(name: str, ratio: float, plan: Plan, same: dict[str, str], found: Sampl
         found.ratio(same[AUTO], pure).median,
         prediction.token,
         prediction.token / step[AUTO],
+        found.median(ACCELERATE) if ACCELERATE in found.values else None,
     ]
 
 
@@ -368,3 +378,29 @@ def seconds_of_step(model: nn.Module, plan: Plan, traces: Iterator[Trace], sizes
                 return elapsed(lambda: [decoder.step() for _ in range(sizes.steps)], decoder.device) / sizes.steps
     finally:
         undispatch(model)
+
+
+def seconds_by_accelerate(model: nn.Module, traces: Iterator[Trace], sizes: Sizes, ratio: float) -> float:
+    """Return the seconds of a step of a mixture that accelerate offloads, on the next trace; it keeps no experts.
+
+    Args:
+        model: A mixture in host memory that is for this only.
+        traces: What its routers choose.
+        sizes: Those of the mixture.
+        ratio: Of a fetch's seconds to those of computing an expert.
+    """
+    import torch
+
+    from bigmodel.devices import virtual
+
+    from .peers import streamed_by_accelerate
+    from .steps import Decoder
+
+    if not hasattr(model, "_hf_hook"):
+        streamed_by_accelerate(model, "virtual:0")
+    decoder = Decoder(model, "virtual:0")
+    with following(model, next(traces)):
+        virtual.configure(0)
+        decoder.feed(torch.ones(1, 1, dtype=torch.long).to(decoder.device))
+        virtual.configure(0, bandwidth=sizes.rate(ratio))
+        return elapsed(decoder.step, decoder.device)

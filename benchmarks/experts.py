@@ -1,8 +1,8 @@
 """Are only the experts fetched that routers choose, and how many tokens per second does that give?
 
 A mixture of experts is stored in host memory and runs on an accelerator behind a link. Fetching experts one by one,
-with a small and a large cache, is compared with streaming whole layers, and on CUDA with accelerate. The routers'
-choices are counted by hooks on the routers, independently of the mechanism whose bytes are checked.
+with a small and a large cache, is compared with streaming whole layers, and with accelerate. The routers' choices are
+counted by hooks on the routers, independently of the mechanism whose bytes are checked.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def _models(folder: Path, device: str) -> dict[str, nn.Module]:
     from bigmodel.dispatch.attach.expert_builder import ExpertBuilder
 
     from . import models
+    from .peers import streamed_by_accelerate
 
     experts = sum(p.nbytes for n, p in models.skeleton(folder).named_parameters() if ".experts." in n)
     with mock.patch.object(ExpertBuilder, "find", return_value={}):
@@ -90,11 +91,7 @@ def _models(folder: Path, device: str) -> dict[str, nn.Module]:
         TIGHT: _offloaded(folder, device),
         LAYERS: whole,
     }
-    if device.startswith("cuda"):  # accelerate cannot put a tensor on an accelerator that is written in Python
-        import accelerate
-        import torch
-
-        found[ACCELERATE] = accelerate.cpu_offload(_in_memory(folder), execution_device=torch.device(device))
+    found[ACCELERATE] = streamed_by_accelerate(_in_memory(folder), device)
     return found
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .harness import elapsed
 from .harness.devices import is_virtual
+from .peers import cuda_streams
 
 if TYPE_CHECKING:
     import torch
@@ -55,10 +56,9 @@ class Text:
 
     def __init__(self, model: Any, sizes: Sizes) -> None:
         import torch
-        from transformers import DynamicCache
 
         self._model, self._device = model, sizes.device
-        self._past: Any = DynamicCache()
+        self._past = self._cache()
         self._tokens = torch.arange(16)[None].to(self._device)
         self._forward(self._tokens)
         generator = torch.Generator().manual_seed(0)
@@ -66,7 +66,13 @@ class Text:
         for layer in layers:  # as if the text so far had been computed
             shape = (1, sizes.width // 64, sizes.context - 64, 32)
             keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
-            layer.keys, layer.values = keys.to(layer.device), values.to(layer.device)
+            where = layer.keys.device
+            layer.keys, layer.values = keys.to(where), values.to(where)
+
+    def _cache(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache()
 
     def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
         import torch
@@ -86,6 +92,19 @@ class Text:
         """Return the mean seconds of `steps` steps after an unmeasured one."""
         self.logits()
         return elapsed(lambda: [self._step() for _ in range(steps)], self._device) / steps
+
+
+class OffloadedText(Text):
+    """A model in the middle of a long text, with transformers' offloaded cache."""
+
+    def _cache(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self._model.config, offloading=True)
+
+    def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        with cuda_streams():
+            return super()._forward(tokens)
 
 
 class ServedText(Text):

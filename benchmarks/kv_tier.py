@@ -7,8 +7,8 @@ accelerator, and of the bytes of streamed weights and fetched keys and values ov
 quarters of the RAM that these take, too, so that older ones are on disk: its bound is also the time in which its bytes
 on disk are read alone, by as many threads; once as the disk reads them, and once by a disk that is slower than the
 link. All of it is measured of a step of `generate`, whose cache is of transformers, and of one of the server's engine,
-whose keys and values are in pages. transformers' own offloaded cache needs CUDA's streams and does not run on the
-virtual one.
+whose keys and values are in pages. In the same rounds transformers' own offloaded cache is measured, of a model on the
+accelerator: it fetches and offloads all keys and values of each layer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .harness import BenchmarkError, Column, Limit, Report, Summary, Table, Vari
 from .harness.devices import first_device
 from .harness.report import Cell
 from .harness.slow_disk import slow_disk
-from .kv_texts import ServedText, Sizes, Text, make
+from .kv_texts import OffloadedText, ServedText, Sizes, Text, make
 from .links import pinned_rate
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ HELD = 0.25
 ON_DEVICE, ON_HOST = "all on the accelerator", "keys and values as planned"
 ON_DISK, OF_SLOW = "older keys and values on disk", ", a slow one"
 SERVED_ON_DEVICE, SERVED_ON_HOST, SERVED_ON_DISK = (f"server, {name}" for name in (ON_DEVICE, ON_HOST, ON_DISK))
+OFFLOADED = "transformers' offloaded cache"
 ALONE = {
     ON_HOST: ON_DEVICE,
     ON_DISK: ON_DEVICE,
@@ -107,8 +108,9 @@ def compared(options: argparse.Namespace, sizes: Sizes, folder: Path) -> Report:
         SERVED_ON_DEVICE: ServedText(dispatch_model(make(sizes), {"": 0}), sizes),
         SERVED_ON_HOST: ServedText(dispatch_model(make(sizes), served), sizes),
         SERVED_ON_DISK: pages,
+        OFFLOADED: OffloadedText(make(sizes).to(sizes.device), sizes),
     }
-    one, other, from_disk, from_device, from_host, from_pages = (text.logits() for text in texts.values())
+    one, other, from_disk, from_device, from_host, from_pages, offloaded = (text.logits() for text in texts.values())
     link = {name: sum(bytes_of(each, profile)) / sizes.rate for name, each in ((ON_HOST, found), (ON_DISK, deeper))}
     link[SERVED_ON_HOST] = sum(bytes_of(served, profile)) / sizes.rate
     link[SERVED_ON_DISK] = sum(bytes_of(deeper_served, profile)) / sizes.rate
@@ -160,6 +162,7 @@ def compared(options: argparse.Namespace, sizes: Sizes, folder: Path) -> Report:
                 for name, bound in bounds.items()
             ),
             Limit("logits that differ from those of the accelerator's own cache", float((one != other).sum()), "==", 0),
+            Limit("logits that differ by transformers' offloaded cache", float((one != offloaded).sum()), "==", 0),
             Limit("logits that differ with older ones on disk", float((one != from_disk).sum()), "==", 0),
             Limit("logits of the server that differ", float((from_device != from_host).sum()), "==", 0),
             Limit(

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> Report:
     if options.device != CPU:
         maps = {ACCELERATOR: {"": first_device(options.device)}}
         loads = [(OURS, ACCELERATOR), (TRANSFORMERS, ACCELERATOR)]
-        if not is_virtual(options.device):  # accelerate cannot put a tensor on an accelerator that is written in Python
+        if not is_virtual(options.device):  # accelerate reads with safetensors, which has no such device
             loads.append((ACCELERATE, ACCELERATOR))
     with tempfile.TemporaryDirectory(dir=options.workdir) as scratch:
         variants = [

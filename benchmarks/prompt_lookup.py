@@ -2,19 +2,23 @@
 
 A step over streamed weights costs what fetching them does, however many tokens it computes: proposed tokens that are
 accepted are free but for their arithmetic. Two texts: one that comes to repeat itself, as greedy decoding of random
-weights does, and one that is drawn at random, where nothing is accepted and proposing should cost nothing.
+weights does, and one that is drawn at random, where nothing is accepted and proposing should cost nothing. The first is
+generated in the same rounds by transformers, too, with its own prompt lookup and without, by the same model streamed by
+accelerate.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Table, Variant, measure
 from .harness.devices import first_device, is_virtual
 from .harness.report import Cell
-from .serve_model import PromptJob, run_jobs, started_engine
+from .peers import generated, streamed_by_accelerate
+from .serve_model import PromptJob, random_llama, run_jobs, started_engine
 from .serve_streamed import streamed_model
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 WITHOUT, WITH = "without", "with"
 REPEATS, DRAWN = "repeats itself", "drawn at random"
+TRANSFORMERS = f"{REPEATS}, transformers"
 PROPOSED = 8
 GAIN = 0.9
 """Times faster over tokens of a step, at least."""
@@ -64,8 +69,33 @@ class Text:
         return seconds / self.job.tokens
 
 
+@dataclass
+class Peer:
+    """The text that repeats itself, as transformers generates it with a model that accelerate streams.
+
+    Attributes:
+        proposed: Most tokens proposed in a step; 0 for none.
+    """
+
+    model: Any
+    job: PromptJob
+    device: str
+    proposed: int
+    per_step: list[float] = field(default_factory=list)
+
+    def run(self) -> float:
+        """Return the seconds of a token."""
+        how = {"prompt_lookup_num_tokens": self.proposed} if self.proposed else {}
+        begun = time.perf_counter()
+        found = generated(self.model, self.job.prompt, self.job.tokens, self.device, **how)
+        self.per_step.append(self.job.tokens / found.forwards)
+        return (time.perf_counter() - begun) / self.job.tokens
+
+
 def run(options: argparse.Namespace) -> Report:
     """Measure both texts with and without proposals."""
+    import torch
+
     from bigmodel.devices import virtual
 
     virtually = is_virtual(options.device)
@@ -84,8 +114,18 @@ def run(options: argparse.Namespace) -> Report:
         for kind, temperature in ((REPEATS, 0.0), (DRAWN, 1.0))
         for name, engine in engines.items()
     }
+    device = first_device(options.device)
+    peer = random_llama(size, options.seed, torch.bfloat16 if device.startswith("cuda") else None)
+    layers = {f"model.layers.{index}": "cpu" for index in range(peer.config.num_hidden_layers)}
+    rest = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), device)
+    streamed = streamed_by_accelerate(peer, device, {**rest, **layers})
+    peers = {
+        f"{TRANSFORMERS}, {name}": Peer(streamed, job, device, proposed)
+        for name, proposed in ((WITHOUT, 0), (WITH, PROPOSED))
+    }
+    every: dict[str, Text | Peer] = {**texts, **peers}
     try:
-        samples = measure([Variant(name, text.run) for name, text in texts.items()], options.rounds, seed=options.seed)
+        samples = measure([Variant(name, text.run) for name, text in every.items()], options.rounds, seed=options.seed)
     finally:
         for engine in engines.values():
             engine.stop()
@@ -93,7 +133,7 @@ def run(options: argparse.Namespace) -> Report:
     gain = samples.ratio(f"{REPEATS}, {WITHOUT}", f"{REPEATS}, {WITH}").median
     slower = samples.ratio(f"{DRAWN}, {WITH}", f"{DRAWN}, {WITHOUT}").median
     rows: list[list[Cell]] = [
-        [name, sum(text.per_step) / len(text.per_step), samples.median(name)] for name, text in texts.items()
+        [name, sum(text.per_step) / len(text.per_step), samples.median(name)] for name, text in every.items()
     ]
     table = Table(
         f"A Llama of {size}, its layers streamed" + (f" at {options.bandwidth / 1e9:g} GB/s" if virtually else ""),

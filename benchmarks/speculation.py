@@ -4,6 +4,9 @@ A step over streamed weights costs what fetching them does, however many tokens 
 are free but for their arithmetic and for making them. The model's layers add nothing to the embedding of a token, so
 that each token decides the next one, and what proposes it can be as right as is asked: always, or with noise in the
 head's projection only sometimes. The work and the bytes are those of any weights.
+
+The same model streamed by accelerate, with transformers' own assisted generation and without, is measured in the same
+rounds.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .harness import Column, Limit, Report, Table, Variant, measure
 from .harness.devices import first_device, is_virtual
 from .harness.report import Cell
+from .peers import always_proposing, generated, streamed_by_accelerate
 from .serve_model import SIZES, VOCABULARY, PromptJob, run_jobs, word_tokenizer
 
 if TYPE_CHECKING:
@@ -53,6 +57,7 @@ class Proposing:
 
 
 WITHOUT = "nothing"
+TRANSFORMERS, ASSISTED = "transformers: nothing", "transformers: draft model, 4 tokens"
 WAYS = {
     WITHOUT: Proposing(),
     "MTP head, 1 token": Proposing("mtp", 1),
@@ -68,6 +73,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=32, help="tokens of the answer")
     parser.add_argument("--bandwidth", type=float, default=0.25e9, help="bytes a second of the virtual link")
     parser.set_defaults(device="virtual", rounds=3)
+
+
+@dataclass
+class Peer:
+    """The text as transformers generates it with a model that accelerate streams.
+
+    Attributes:
+        model: The model.
+        assistant: The draft model; None for none.
+    """
+
+    model: Any
+    job: PromptJob
+    device: str
+    assistant: Any = None
+    per_step: list[float] = field(default_factory=list)
+    answer: list[int] = field(default_factory=list)
+
+    def run(self) -> float:
+        """Return the seconds of a token after the first."""
+        how = {"assistant_model": self.assistant} if self.assistant is not None else {}
+        found = generated(self.model, self.job.prompt, self.job.tokens, self.device, **how)
+        self.per_step.append(found.per_step)
+        self.answer = found.tokens
+        return found.seconds_of_token
+
+    @property
+    def mean(self) -> float:
+        """Mean tokens of a step."""
+        return sum(self.per_step) / len(self.per_step)
 
 
 @dataclass
@@ -120,18 +155,24 @@ def run(options: argparse.Namespace) -> Report:
         name: Way(_engine(model, way, proposer(model, way, MODELS[size], options.seed, device)), job)
         for name, way in WAYS.items()
     }
+    streamed = streamed_by_accelerate(certain_model(MODELS[size], options.seed, device), device, {**rest, **layers})
+    draft = proposer(model, WAYS["draft model, 4 tokens"], MODELS[size], options.seed, device)
+    peers = {
+        TRANSFORMERS: Peer(streamed, job, device),
+        ASSISTED: Peer(streamed, job, device, always_proposing(draft, WAYS["draft model, 4 tokens"].tokens)),
+    }
+    every: dict[str, Way | Peer] = {**ways, **peers}
     try:
-        samples = measure([Variant(name, way.run) for name, way in ways.items()], options.rounds, seed=options.seed)
+        samples = measure([Variant(name, way.run) for name, way in every.items()], options.rounds, seed=options.seed)
     finally:
         for way in ways.values():
             way.engine.stop()
-    wrong = [name for name, way in ways.items() if way.answer != ways[WITHOUT].answer]
+    wrong = [name for name, way in every.items() if way.answer != ways[WITHOUT].answer]
     if wrong:
         raise RuntimeError(f"other tokens with {', '.join(wrong)}")
-    gains = {name: samples.ratio(WITHOUT, name).median for name in ways if name != WITHOUT}
+    gains = {name: samples.ratio(WITHOUT, name).median for name in every}
     rows: list[list[Cell]] = [
-        [name, way.mean, samples.median(name), gains.get(name, 1.0), gains.get(name, 1.0) / way.mean]
-        for name, way in ways.items()
+        [name, way.mean, samples.median(name), gains[name], gains[name] / way.mean] for name, way in every.items()
     ]
     table = Table(
         f"A dense GLM of {size}, its layers streamed" + (f" at {options.bandwidth / 1e9:g} GB/s" if virtually else ""),
@@ -144,7 +185,7 @@ def run(options: argparse.Namespace) -> Report:
         ],
         rows,
     )
-    least = min(gains[name] / ways[name].mean for name in gains)
+    least = min(gains[name] / ways[name].mean for name in ways if name != WITHOUT)
     limits = [] if options.quick else [Limit("times faster over tokens of a step, at least", least, ">=", GAIN)]
     return Report(
         "speculation",

@@ -13,7 +13,7 @@ from .answering import answer, limit, rows
 @pytest.mark.slow
 def test_each_number_of_links_is_held_against_one(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["all_links"], workdir, capsys)
-    assert [row["accelerators"] for row in rows(found)] == [1, 2, 4]
+    assert [row["links"] for row in rows(found)] == [1, 2, 4, 1]
     one = rows(found)[0]["step"]
     for row in rows(found):
         assert row["of the step over one link"] == pytest.approx(row["step"] / one)

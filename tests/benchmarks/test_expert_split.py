@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bigmodel.benchmarks.expert_split import AUTO, COMPUTE, DIVISIONS, STREAM
+from bigmodel.benchmarks.expert_split import ACCELERATE, AUTO, COMPUTE, DIVISIONS, STREAM
 
 from .answering import answer, limit, rows
 
@@ -19,6 +19,8 @@ def test_every_plan_and_division_is_measured_on_both_traces(workdir: Path, capsy
     for row in rows(found):
         assert row["best division"] <= min(row[way] for way in (STREAM, COMPUTE, AUTO))
         assert row["auto, predicted"] > 0
+        assert row["accelerate, whole layers"] > 0
     assert limit(found, "auto over the best division")["bound"] == 1.1
     for samples in found["samples"].values():
-        assert {STREAM, COMPUTE, AUTO, *DIVISIONS} >= set(samples["values"]) >= {STREAM, COMPUTE, *DIVISIONS}
+        every = {STREAM, COMPUTE, ACCELERATE, *DIVISIONS}
+        assert {AUTO, *every} >= set(samples["values"]) >= every
