@@ -25,7 +25,7 @@ from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, me
 from .harness.report import Cell
 from .models import quiet
 from .peers import streamed_by_accelerate
-from .per_pass import LINK, JobSizes, Speed, at_set_speed, dispatched, machine_of, make, profile_of
+from .per_pass import JobSizes, Speed, at_set_speed, dispatched, machine_of, make, profile_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,10 +37,13 @@ if TYPE_CHECKING:
 SHARES = (0.4, 0.7, 1.0, 1.4, 2.0)
 """Budgets of the accelerator, as shares of the weights."""
 
-SPEEDS = {"cpu": Speed(8e-9, 3.2e-9), "virtual": Speed(4e-10, 1.6e-10)}
+LINK = 62.5e6
+"""Bytes per second of the link to the accelerator."""
+
+SPEEDS = {"cpu": Speed(16e-9, 6.4e-9), "virtual": Speed(8e-10, 3.2e-10)}
 """The accelerator computes twenty times as fast as the host, and no faster than the processor that simulates it."""
 
-OPERATION = {"cpu": 2e-5, "virtual": 5e-5}
+OPERATION = {"cpu": 4e-5, "virtual": 1e-4}
 """Simulated seconds of launching an operation; one of a single sequence takes two thirds of that here, or less."""
 
 LARGEST = 32
@@ -74,7 +77,7 @@ def run(options: argparse.Namespace) -> Report:
     most = 4 if options.quick else LARGEST
     model = make(sizes)
     profile = profile_of(model, sizes)
-    machine = machine_of(SPEEDS, OPERATION)
+    machine = machine_of(SPEEDS, OPERATION, LINK)
     launching = {name: seconds * _operations_of_layer(profile) for name, seconds in OPERATION.items()}
     rows: list[list[Cell]] = []
     found: dict[str, Samples] = {}

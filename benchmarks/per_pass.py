@@ -176,13 +176,14 @@ def seconds_of_operation(model: nn.Module, profile: Profile, kind: str) -> float
     return taken / sum(map(len, profile.phases[-1].trace.work().values()))
 
 
-def machine_of(speeds: dict[str, Speed], operation: dict[str, float]) -> MachineProfile:
+def machine_of(speeds: dict[str, Speed], operation: dict[str, float], rate: float = LINK) -> MachineProfile:
     """Return the profile of a machine with these speeds.
 
     Args:
         speeds: speed by kind of device.
         operation: minimum seconds of an operation; a layer takes those of all its operations, or those of its speed,
             whichever are more.
+        rate: bytes per second of the link.
     """
     from bigmodel.profile.machine.machine import Curve, DeviceLinks, DeviceSpeed, LinkSpeed, MachineProfile
 
@@ -192,15 +193,15 @@ def machine_of(speeds: dict[str, Speed], operation: dict[str, float]) -> Machine
         product = Curve((turn, 2 * turn), (speed.read, 2 * speed.read), grows=True)
         return DeviceSpeed({"product:float32": product, "move": Curve((1.0,), (1e-12,))}, call, call, True)
 
-    link = LinkSpeed(LINK)
+    link = LinkSpeed(rate)
     return MachineProfile(
         name="set speeds",
         key="set",
         devices={"cpu": device("cpu"), "virtual:0": device("virtual")},
         links={"virtual:0": DeviceLinks(link, link, link, link)},
         memory_rate=4 / speeds["cpu"].read,
-        disk_cold=LINK,
-        disk_warm=LINK,
+        disk_cold=rate,
+        disk_warm=rate,
         memory_bytes=2**34,
     )
 
