@@ -152,8 +152,8 @@ def run(options: argparse.Namespace) -> Report:
         )
 
         def engine(where: Path | None) -> Engine:
-            limits = EngineOptions(max_sequences=1, kv_bytes=1 << 30, prefix_folder=where)
-            return build_engine(model, word_tokenizer(), options=limits, checkpoint=size)
+            of_engine = EngineOptions(max_sequences=1, kv_bytes=1 << 30, prefix_folder=where)
+            return build_engine(model, word_tokenizer(), options=of_engine, checkpoint=size)
 
         writer = Started(lambda: engine(folder), job, 0)
         writer.prepare()
