@@ -1,7 +1,8 @@
 """Writes the Llama of a checkpoint as a GGUF file with the same values, for llama.cpp to compute with.
 
-Weights in bfloat16 stay so. int8 with a scale for each row becomes Q8_0, int4 in groups of 32 becomes Q4_0: both have a
-float16 scale for each 32 elements, which holds the scales of random weights exactly. The tokenizer is a list of names.
+Weights in bfloat16 and float32 stay so. int8 with a scale for each row becomes Q8_0, int4 in groups of 32 becomes Q4_0:
+both have a float16 scale for each 32 elements, which holds the scales of random weights exactly. The tokenizer is a
+list of names.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def _rows(leaves: dict[str, torch.Tensor]) -> tuple[int, torch.Tensor]:
 
     weight = leaves.get("weight")
     if weight is not None and weight.dtype != torch.int8:
-        whole = weight.float() if weight.dim() == 1 else weight.to(torch.bfloat16)
-        return (F32 if weight.dim() == 1 else BF16), whole.contiguous().view(torch.uint8)
+        if weight.dtype == torch.bfloat16 and weight.dim() > 1:
+            return BF16, weight.contiguous().view(torch.uint8)
+        return F32, weight.float().contiguous().view(torch.uint8)
     scale = leaves["weight_scale"]
     half = scale.half()
     if not torch.equal(half.float(), scale.float()):

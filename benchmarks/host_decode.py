@@ -8,15 +8,14 @@ Without xllamacpp only our own steps are measured, and nothing is held to a limi
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
 from .harness.report import Cell
+from .llama_cpp import MISSING, PEER, LlamaServer, is_installed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 LIMITS = {"bfloat16": 1.10, "int8": 1.25, "int4": 1.35}
 """Largest ratio of our step to llama.cpp's, by weights."""
 
-OURS, PEER = "bigmodel", "llama.cpp"
-PACKAGE = "xllamacpp"
+OURS = "bigmodel"
 PROMPT = 16
 PROMPTS = 3
 """Rounds of prompts, at most: each takes seconds."""
@@ -58,7 +56,7 @@ def run(options: argparse.Namespace) -> Report:
     found: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {}
     for name, folder in folders.items():
         found[_variant(name, OURS)] = _ours(folder, name in targets, steps, prompt)
-    peers = not options.no_peers and importlib.util.find_spec(PACKAGE) is not None
+    peers = not options.no_peers and is_installed()
     if peers:
         found |= {_variant(name, PEER): _peer(folder, threads, steps, prompt) for name, folder in folders.items()}
     of_steps, of_prompts = (
@@ -77,7 +75,7 @@ def run(options: argparse.Namespace) -> Report:
         limits=limits(of_steps) if peers else [],
         notes=[
             "int8 has a scale for each row, which Q8_0 has again in each block of 32; int4 has groups of 32 in both",
-            *([] if peers else [f"{PACKAGE} is not installed or was left out: pip install {PACKAGE}"]),
+            *([] if peers else [MISSING]),
         ],
         samples={"step": of_steps, "prompt": of_prompts},
     )
@@ -138,24 +136,11 @@ def _seconds_of_prompt(model: nn.Module, tokens: int) -> float:
 
 def _peer(folder: Path, threads: int, steps: int, prompt: int) -> tuple[Callable[[], float], Callable[[], float]]:
     """Return what measures llama.cpp: its own timings, without those of its HTTP layer and its sampling of text."""
-    import xllamacpp
-
     from .gguf_writer import gguf_of
 
-    parameters: Any = xllamacpp.CommonParams()
-    parameters.model.path = str(gguf_of(folder))
-    parameters.n_ctx, parameters.n_parallel, parameters.n_gpu_layers = 2 * max(prompt, steps + PROMPT + 1), 1, 0
-    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
-    parameters.verbosity = 0
-    server: Any = xllamacpp.Server(parameters)
-
-    def timings(tokens: int, generated: int) -> dict[str, float]:
-        request = {"prompt": [*range(1, tokens + 1)], "n_predict": generated, "temperature": 0.0}
-        answer = server.handle_completions({**request, "ignore_eos": True, "cache_prompt": False})
-        found: dict[str, float] = (json.loads(answer) if isinstance(answer, str) else answer)["timings"]
-        return found
+    server = LlamaServer(gguf_of(folder), context=2 * max(prompt, steps + PROMPT + 1), threads=threads)
 
     def step() -> float:
-        return timings(PROMPT, steps + 1)["predicted_per_token_ms"] / 1e3
+        return server.complete([*range(1, PROMPT + 1)], steps + 1)["predicted_per_token_ms"] / 1e3
 
-    return step, lambda: timings(prompt, 1)["prompt_ms"] / 1e3
+    return step, lambda: server.complete([*range(1, prompt + 1)], 1)["prompt_ms"] / 1e3

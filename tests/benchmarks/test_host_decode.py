@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from bigmodel.benchmarks.checkpoints import checkpoint
 from bigmodel.benchmarks.gguf_writer import gguf_of
 from bigmodel.benchmarks.harness import Samples
-from bigmodel.benchmarks.host_decode import LIMITS, OURS, PEER, limits
+from bigmodel.benchmarks.host_decode import LIMITS, OURS, limits
+from bigmodel.benchmarks.llama_cpp import PEER
 from bigmodel.benchmarks.packed import WHOLE, quantised
 from bigmodel.dispatch import from_pretrained
 
@@ -31,9 +33,20 @@ def test_a_step_and_a_prompt_of_each_kind_of_weights_are_timed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [WHOLE, *TARGETS])
+def test_llama_cpp_is_timed_in_the_same_rounds(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("xllamacpp", reason="xllamacpp is not installed")
+    found = answer(["host_decode"], workdir, capsys)
+    for table in (0, 1):
+        programs = [(row["weights"], row["program"]) for row in rows(found, table)]
+        assert programs == [(name, program) for name in LIMITS for program in (OURS, PEER)]
+        assert all(row["median"] > 0 for row in rows(found, table))
+    assert [limit["bound"] for limit in found["limits"]] == list(LIMITS.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["float32", WHOLE, *TARGETS])
 def test_a_gguf_file_has_the_values_of_its_checkpoint(name: str, workdir: Path) -> None:
-    folder = quantised("tiny-half", TARGETS, workdir)[name]
+    folder = checkpoint("tiny", workdir) if name == "float32" else quantised("tiny-half", TARGETS, workdir)[name]
     tokens = torch.arange(12).view(1, 12)
     with torch.no_grad():
         expected = from_pretrained(folder, "cpu", context_length=16)(tokens).logits
