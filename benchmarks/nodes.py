@@ -158,7 +158,7 @@ def deployed(folder: str, plan: str, work: Path, capacity: int, rate: float) -> 
         file.write(plan)
     count = len(json.loads(plan)["stages"])
     shared = {**environment_of_children(), "OMP_NUM_THREADS": "1", "BIGMODEL_VIRTUAL": f"1x{capacity}@{int(rate)}"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", f"{__package__}.nodes_stage", folder, file.name]
     processes: list[subprocess.Popen[str]] = []
     try:
@@ -177,7 +177,8 @@ def deployed(folder: str, plan: str, work: Path, capacity: int, rate: float) -> 
                 process.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this host on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

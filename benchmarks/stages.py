@@ -8,18 +8,22 @@ computed nothing, the beginning and the end included.
 
 A forward of a batch is measured in the same way: on one accelerator, whole over all of them, and in the micro-batches
 of the plan (`stages_forward`). Stages idle while the first and the last micro-batch pass, so few rows cannot come as
-much faster: their bound is a share of the most that micro-batches of whole rows allow.
+much faster: their bound is a share of the most that micro-batches of whole rows allow. The peer is accelerate's
+`prepare_pippy`, whose stages are processes that are held to the same speed (`stages_peer`).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .harness import BenchmarkError, Column, Limit, Report, Samples, Table, Variant, measure
+from .stages_peer import PACKAGE, stages_of_accelerate
 
 if TYPE_CHECKING:
     from bigmodel.profile.machine.machine import MachineProfile
@@ -51,6 +55,7 @@ class Sizes:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--tokens", type=int, default=6, help="tokens of each sequence")
+    parser.add_argument("--no-peers", action="store_true", help="leave accelerate out")
     parser.set_defaults(device="virtual", rounds=3)
 
 
@@ -61,23 +66,32 @@ def run(options: argparse.Namespace) -> Report:
     from bigmodel.devices import virtual
 
     torch.set_num_threads(options.threads or 1)
-    from .stages_forward import Forward
+    from .stages_forward import Forward, widths
 
     sizes = Sizes(2, 64, 128, 4e7, 4) if options.quick else Sizes(4, 256, 2048, 2.5e7, options.tokens)
     counts, per_stage = (STAGES[:1], ROWS[:1]) if options.quick else (STAGES, ROWS)
-    virtual.enable(max(counts), flops=sizes.flops)
-    try:
+    batches = {count: [rows * count for rows in per_stage] for count in counts}
+    has_peer = not options.no_peers and importlib.util.find_spec(PACKAGE) is not None
+    with ExitStack() as stack:
+        model = (sizes.layers, *widths(options.quick), sizes.flops)
+        peers = {
+            count: stack.enter_context(stages_of_accelerate(count, rows, *model))
+            for count, rows in batches.items()
+            if has_peer
+        }
+        virtual.enable(max(counts), flops=sizes.flops)
+        stack.callback(virtual.disable)
         found = {count: Measured.of(sizes, count) for count in counts}
         machine = _machine(sizes.flops)
         forwards = [
-            Forward(count, rows * count, sizes.layers, machine, options.quick) for count in counts for rows in per_stage
+            Forward(count, rows, sizes.layers, machine, options.quick, peers.get(count))
+            for count in counts
+            for rows in batches[count]
         ]
         variants = [variant for each in found.values() for variant in each.variants()]
         variants += [variant for each in forwards for variant in each.variants()]
         # All have computed once: the tokens and logits that those measured are compared with.
         samples = measure(variants, options.rounds, warmup=0, seed=options.seed)
-    finally:
-        virtual.disable()
     rows = [row for each in found.values() for row in each.rows(samples)]
     columns = [Column("stages", "count"), Column("sequences", "count"), Column("steps"), Column("tokens per second")]
     columns += [Column("of one stage's", "ratio"), Column("worst bubble", "ratio")]
@@ -116,6 +130,12 @@ def run(options: argparse.Namespace) -> Report:
                 0,
                 "count",
             ),
+        ],
+        notes=[
+            "accelerate's stages are processes on the host whose products take as long as the accelerators', and each "
+            "row is a micro-batch"
+            if has_peer
+            else f"{PACKAGE} is not installed or was left out: pip install {PACKAGE}"
         ],
         samples={"stages": samples},
     )

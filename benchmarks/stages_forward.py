@@ -1,7 +1,9 @@
-"""The forward of a batch of `benchmarks stages`: in micro-batches over several stages, and whole.
+"""The forward of a batch of `benchmarks stages`: in micro-batches over several stages, whole, and by a peer.
 
 The first and the last stage idle while micro-batches come and go: of m over n stages, n m / (m + n - 1) times the
 throughput of one stage is the most that can be. Calls wait for their batch, so batches do not overlap.
+
+The peer is accelerate's `prepare_pippy` (`stages_peer`), whose micro-batches are of one row.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .harness import BenchmarkError, Limit, Samples, Variant
+from .stages_peer import NAME as PEER
 
 if TYPE_CHECKING:
     import torch
 
     from bigmodel.profile.machine.machine import MachineProfile
+
+    from .stages_peer import Peer
 
 TOKENS = 4
 """Tokens of each row."""
@@ -30,21 +35,28 @@ class Forward:
         layers: Of the model.
         machine: The machine whose speeds the plan is made with.
         quick: Tiny sizes.
+        peer: accelerate's stages of the same model; None: they are left out.
 
     Attributes:
         differing: Rows whose logits were not bit for bit those of a micro-batch alone.
         bubble: The largest share of the time in which a stage has computed nothing.
+
+    Raises:
+        BenchmarkError: The peer computes other logits, or the plan has no micro-batches.
     """
 
-    def __init__(self, count: int, rows: int, layers: int, machine: MachineProfile, quick: bool) -> None:
+    def __init__(
+        self, count: int, rows: int, layers: int, machine: MachineProfile, quick: bool, peer: Peer | None = None
+    ) -> None:
         import torch
 
         self.count = count
         self.rows = rows
         self.differing = 0
         self.bubble = 0.0
-        self._ids = torch.randint(0, 64, (rows, TOKENS), generator=torch.Generator().manual_seed(0)).to("virtual:0")
-        width, inner = (64, 128) if quick else (128, 1024)
+        self._ids = batch(rows).to("virtual:0")
+        self._peer = peer
+        width, inner = widths(quick)
         self._models = {
             "one stage": _dispatched(layers, width, inner, 1, rows, None, machine),
             "whole": _dispatched(layers, width, inner, count, rows, None, machine),
@@ -52,27 +64,31 @@ class Forward:
         }
         self.size = _size_of(self._models["micro-batches"])
         self._expected = torch.cat([self._forward("one stage", part) for part in self._ids.split(self.size)])
+        if peer is not None:
+            self._seconds_of_peer(peer)
 
-    @property
-    def most(self) -> float:
-        """The most times the throughput of one stage that there can be, the first and the last micro-batch included."""
-        parts = -(-self.rows // self.size)
+    def most(self, size: int) -> float:
+        """Return the most times the throughput of one stage that micro-batches of `size` rows can have, the first and
+        the last one included."""
+        parts = -(-self.rows // size)
         return self.count * parts / (parts + self.count - 1)
 
     def variants(self) -> list[Variant]:
         """What is measured: the seconds of a forward."""
-        return [Variant(self._name(name), partial(self._seconds, name)) for name in self._models]
+        found = [Variant(self._name(name), partial(self._seconds, name)) for name in self._models]
+        if self._peer is not None:
+            found.append(Variant(self._name(PEER), partial(self._seconds_of_peer, self._peer)))
+        return found
 
     def table(self, samples: Samples) -> list[list[Any]]:
         """Return a row for each way of computing the batch."""
         one = samples.median(self._name("one stage"))
         found: list[list[Any]] = []
-        for name in self._models:
+        for name in [*self._models, *([PEER] if self._peer is not None else [])]:
             seconds = samples.median(self._name(name))
-            at_once = name == "micro-batches"
             stages = 1 if name == "one stage" else self.count
-            what = f"{name} of {self.size}" if at_once else name
-            most = self.most if at_once else None
+            what = f"{name} of {self.size}" if name == "micro-batches" else name
+            most = {"micro-batches": self.most(self.size), PEER: self.most(1)}.get(name)
             found.append([stages, self.rows, what, f"{self.rows / seconds:.2f}", one / seconds, most])
         return found
 
@@ -103,12 +119,36 @@ class Forward:
             self.differing += sum(not torch.equal(one, other) for one, other in zip(found, self._expected, strict=True))
         return seconds
 
+    def _seconds_of_peer(self, peer: Peer) -> float:
+        """Return the seconds of the peer's forward, until its last stage has the logits, which are compared."""
+        import torch
+
+        begun = time.perf_counter()
+        peer.forward(self.rows)
+        seconds = time.perf_counter() - begun
+        found = peer.logits()
+        if not torch.allclose(found, self._expected, rtol=1e-4, atol=1e-4):
+            raise BenchmarkError(f"{PEER} over {self.count} stages computes other logits than one stage")
+        return seconds
+
     def _forward(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         import torch
 
         with torch.no_grad():
             logits: torch.Tensor = self._models[name](ids, use_cache=False).logits
         return logits.cpu()
+
+
+def batch(rows: int) -> torch.Tensor:
+    """Return the token ids of a batch of so many rows, the same each time."""
+    import torch
+
+    return torch.randint(0, 64, (rows, TOKENS), generator=torch.Generator().manual_seed(0))
+
+
+def widths(quick: bool) -> tuple[int, int]:
+    """Return the widths of the model: of its hidden states, and of its feed-forward layers."""
+    return (64, 128) if quick else (128, 1024)
 
 
 def _dispatched(

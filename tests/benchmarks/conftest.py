@@ -88,5 +88,5 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def preloaded_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that questions start are forked from one that has imported PyTorch."""
-    for name in ("harness.isolate", "gpu", "planning_fuzz", "serve_peer", "train_scaling"):
+    for name in ("harness.isolate", "gpu", "planning_fuzz", "serve_peer", "stages_peer", "train_scaling"):
         monkeypatch.setattr(importlib.import_module(f"bigmodel.benchmarks.{name}"), "subprocess", PreloadedSubprocess)
