@@ -1,11 +1,11 @@
 """Does a step over several nodes take what its plan predicts, and does it have the bits of one process?
 
 Three processes on one host compute a Llama's stages, each on a virtual accelerator that holds its layers, and hand
-hidden states on over a network of a set speed. The plan is made with what the machine's own probe measures, in a
-process that has as many threads. All deployments run throughout and wait for their turn. Two of them are single
-processes, one with an accelerator that holds all layers, one that streams most of them: they show how far the machine's
-own figures hold, and have no limit. Links are so slow that their copies leave the cores, which are the accelerators'
-here, to what is computed.
+hidden states on over a network of a set speed. The accelerators have one, too, below that of the cores: nodes on one
+host share its caches and its memory, which nodes of their own do not. The plan is made with this speed and with what else
+the machine's own probe measures, in a process that has as many threads. All deployments run throughout and wait for
+their turn. Two of them are single processes and have no limit: one with such an accelerator that holds all layers,
+and one that streams most of them over a link of a set speed, and computes as fast as the host does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Table, Variant, measure, run_isolated
 from .harness.isolate import environment_of_children
 from .harness.report import Cell
+
+if TYPE_CHECKING:
+    from bigmodel.plan import NodesPlan
+    from bigmodel.profile.machine.machine import MachineProfile
 
 LINKS: Mapping[str, tuple[float, float]] = {
     "three nodes, 10 GB/s, 20 us": (10e9, 2e-5),
@@ -37,6 +41,8 @@ ALONE, ROOMY = "one node", "one node that holds all"
 ROOM = 4_000_000_000
 """Bytes of an accelerator that holds all layers."""
 NAMES = ("a", "b", "c")
+FLOPS = 8e8
+"""Multiplications and additions per second of each accelerator: a step of the model takes a quarter of a second."""
 CONTEXT = 64
 WITHIN = 1.1
 
@@ -71,7 +77,7 @@ def run(options: argparse.Namespace) -> Report:
             links=list(LINKS)[-1:] if options.quick else list(LINKS),
         )
         found = {
-            name: stack.enter_context(deployed(folder, plan["plan"], Path(work), plan["capacity"], options.link * 1e9))
+            name: stack.enter_context(deployed(folder, plan["plan"], Path(work), plan["accelerator"]))
             for name, plan in made.items()
         }
         bits = {name: each.ask("logits") for name, each in found.items()}
@@ -95,7 +101,13 @@ def run(options: argparse.Namespace) -> Report:
     return Report(
         "nodes",
         options.device,
-        settings={"size": size, "accelerator": capacity, "link": options.link * 1e9, "steps": options.steps},
+        settings={
+            "size": size,
+            "accelerator": capacity,
+            "link": options.link * 1e9,
+            "flops": FLOPS,
+            "steps": options.steps,
+        },
         tables=[Table(f"A decode step of a Llama of {size}, one thread each", columns, rows)],
         limits=limits,
         samples={"step": samples},
@@ -123,18 +135,36 @@ def planned(
     for name in (ROOMY, ALONE, *links):
         budget = ROOM if name == ROOMY else capacity
         names = NAMES if name in LINKS else NAMES[:1]
-        nodes = tuple(Node(each, {0: budget, "cpu": "4GB"}, measured) for each in names)
+        speeds = {"bandwidth": rate} if name == ALONE else {"flops": FLOPS}
+        known = measured if name == ALONE else with_set_speed(measured)
+        nodes = tuple(Node(each, {0: budget, "cpu": "4GB"}, known) for each in names)
         link = LinkSpeed(*LINKS.get(name, (1e9, 0.0)))
         made = plan_nodes(folder, Nodes(nodes, link), 1, CONTEXT, new_tokens=CONTEXT // 2)
-        found[name] = {
-            "plan": made.to_json(),
-            "capacity": budget,
-            "layers": ", ".join(str(stage.stop - stage.start) for stage in made.stages),
-            "streamed": sum(part.bytes for stage in made.stages for part in stage.plan.streamed),
-            "links": sum(crossing.step for crossing in made.crossings),
-            "step": made.step,
-        }
+        found[name] = _figures(made, budget, speeds)
     return found
+
+
+def with_set_speed(machine: MachineProfile) -> MachineProfile:
+    """Return the machine with an accelerator that computes `FLOPS`, beside the program that launches its operations."""
+    from bigmodel.profile.machine.machine import Curve
+    from bigmodel.profile.trace.work import ATTENTION, MOVE, PRODUCT
+
+    curve = Curve((1.0, 256.0), (2 / FLOPS, 512 / FLOPS), grows=True)
+    curves = {f"{PRODUCT}:float32": curve, f"{ATTENTION}:float32": curve, MOVE: Curve((1.0,), (1e-12,))}
+    accelerator = replace(machine.device("virtual:0"), curves=curves, asynchronous=True)
+    return replace(machine, devices={**machine.devices, "virtual:0": accelerator})
+
+
+def _figures(made: NodesPlan, budget: int, speeds: Mapping[str, float]) -> dict[str, Any]:
+    """Return a plan with its figures, and the accelerator that each of its nodes has."""
+    return {
+        "plan": made.to_json(),
+        "accelerator": {"capacity": budget, **speeds},
+        "layers": ", ".join(str(stage.stop - stage.start) for stage in made.stages),
+        "streamed": sum(part.bytes for stage in made.stages for part in stage.plan.streamed),
+        "links": sum(crossing.step for crossing in made.crossings),
+        "step": made.step,
+    }
 
 
 @dataclass
@@ -152,14 +182,14 @@ class Deployment:
 
 
 @contextmanager
-def deployed(folder: str, plan: str, work: Path, capacity: int, rate: float) -> Iterator[Deployment]:
-    """Start the processes of a plan, each with an accelerator; they end with the context."""
+def deployed(folder: str, plan: str, work: Path, accelerator: Mapping[str, float]) -> Iterator[Deployment]:
+    """Start the processes of a plan, each with an accelerator of this capacity and speed; they end with the context."""
     with tempfile.NamedTemporaryFile("w", dir=work, suffix=".json", delete=False) as file:
         file.write(plan)
     count = len(json.loads(plan)["stages"])
-    shared = {**environment_of_children(), "OMP_NUM_THREADS": "1", "BIGMODEL_VIRTUAL": f"1x{capacity}@{int(rate)}"}
+    shared = {**environment_of_children(), "OMP_NUM_THREADS": "1"}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", f"{__package__}.nodes_stage", folder, file.name]
+    command = [sys.executable, "-m", f"{__package__}.nodes_stage", folder, file.name, json.dumps(accelerator)]
     processes: list[subprocess.Popen[str]] = []
     try:
         for rank in range(count):
