@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 COMPUTED, READ, EVICTED = "computed", "read from the page cache", "read from disk"
 PEER_COMPUTED, PEER_RESTORED = f"{PEER}, computed", f"{PEER}, saved slot restored"
 GAIN = 10
+"""Least ratio of computing to reading."""
+PEER_RATIO = 1.0
+"""Largest ratio of our time with files in the page cache to that of llama.cpp with a restored slot."""
 
 QUESTION = 16
 """Tokens of the prompt after its last whole block: they are computed in any case."""
@@ -198,11 +201,15 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def limits(samples: Samples) -> list[Limit]:
-    """Return the limits on our files over computing."""
-    return [
+    """Return the limits on our files over computing, and over llama.cpp's file if that was measured."""
+    found = [
         Limit(f"first token computed over {name}", samples.ratio(COMPUTED, name).median, ">=", GAIN)
         for name in (READ, EVICTED)
     ]
+    if PEER_RESTORED in samples.values:
+        over = samples.ratio(READ, PEER_RESTORED).median
+        found.append(Limit(f"first token {READ} over {PEER_RESTORED}", over, "<=", PEER_RATIO))
+    return found
 
 
 def _peer(size: str, options: argparse.Namespace, context: int, slots: Path) -> LlamaServer:

@@ -89,7 +89,15 @@ def test_a_slot_is_saved_with_the_tokens_that_are_read() -> None:
         Slot(FakeServer(saved=47), PROMPT, 48).save()
 
 
+def limits_of(seconds: dict[str, float]) -> list[bool]:
+    return [limit.kept for limit in limits(Samples({name: {"seconds": [value]} for name, value in seconds.items()}))]
+
+
 def test_reading_is_held_to_a_tenth_of_computing() -> None:
-    seconds = {COMPUTED: 2.0, READ: 0.19, EVICTED: 0.21}
-    samples = Samples({name: {"seconds": [value]} for name, value in seconds.items()})
-    assert [limit.kept for limit in limits(samples)] == [True, False]
+    assert limits_of({COMPUTED: 2.0, READ: 0.19, EVICTED: 0.21}) == [True, False]
+
+
+def test_reading_is_held_to_the_time_of_a_restored_slot() -> None:
+    seconds = {COMPUTED: 2.0, READ: 0.15, EVICTED: 0.18, PEER_COMPUTED: 9.0}
+    assert limits_of({**seconds, PEER_RESTORED: 0.16}) == [True, True, True]
+    assert limits_of({**seconds, PEER_RESTORED: 0.14}) == [True, True, False]
