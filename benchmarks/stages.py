@@ -17,23 +17,29 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .harness import BenchmarkError, Column, Limit, Report, Samples, Table, Variant, measure
+from .stages_peer import NAME as PEER
 from .stages_peer import PACKAGE, stages_of_accelerate
 
 if TYPE_CHECKING:
     from bigmodel.profile.machine.machine import MachineProfile
     from bigmodel.server.engine.core import EngineCore
 
+    from .stages_forward import Forward
+
 STAGES = (2, 4)
 ROWS = (2, 6)
 """Rows of a forward for each stage."""
 SHARE = 0.85
 """Least throughput of n stages in units of n times that of one, or of the most that a forward of few rows can have."""
+OVER_PEER = 1.02
+"""Most seconds of a forward in micro-batches, of accelerate's: the schedules are alike, and two cores compute both."""
 
 DEVICES = ("virtual",)
 """Devices that this benchmark supports."""
@@ -116,6 +122,7 @@ def run(options: argparse.Namespace) -> Report:
                 for count, each in found.items()
             ),
             *(each.limit(samples, SHARE) for each in forwards),
+            *over_peer(forwards, samples),
             Limit(
                 "rows with other logits than in their micro-batch alone",
                 float(sum(each.differing for each in forwards)),
@@ -132,13 +139,21 @@ def run(options: argparse.Namespace) -> Report:
             ),
         ],
         notes=[
-            "accelerate's stages are processes on the host whose products take as long as the accelerators', and each "
-            "row is a micro-batch"
+            "accelerate's stages are processes on the host whose products take as long as the accelerators'; what the "
+            "host does to hand a micro-batch on comes on top. Each row is a micro-batch"
             if has_peer
             else f"{PACKAGE} is not installed or was left out: pip install {PACKAGE}"
         ],
         samples={"stages": samples},
     )
+
+
+def over_peer(forwards: Sequence[Forward], samples: Samples) -> list[Limit]:
+    """Return the limit on the seconds of micro-batches over accelerate's, of the worst batch; none without it."""
+    found = [ratio for each in forwards if (ratio := each.over_peer(samples)) is not None]
+    if not found:
+        return []
+    return [Limit(f"a forward in micro-batches over {PEER}, at worst", max(found), "<=", OVER_PEER)]
 
 
 class Measured:

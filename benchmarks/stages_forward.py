@@ -106,6 +106,12 @@ class Forward:
             return Limit(what, self.gain(samples) / most, ">=", share)
         return Limit(f"{what}, of {self.count} times one's", self.gain(samples) / self.count, ">=", share)
 
+    def over_peer(self, samples: Samples) -> float | None:
+        """Return the seconds of the micro-batches over those of the peer; None: it is left out."""
+        if self._peer is None:
+            return None
+        return samples.ratio(self._name("micro-batches"), self._name(PEER)).median
+
     def _name(self, name: str) -> str:
         return f"forward of {self.rows} rows, {self.count} stages: {name}"
 

@@ -111,5 +111,5 @@ def main(layers: int, width: int, inner: int, flops: float, rows: list[int]) -> 
 
 
 if __name__ == "__main__":
-    numbers = sys.argv[1:]
-    main(*map(int, numbers[:3]), float(numbers[3]), [int(each) for each in numbers[4:]])
+    layers, width, inner, flops, *rows = sys.argv[1:]
+    main(int(layers), int(width), int(inner), float(flops), [int(each) for each in rows])

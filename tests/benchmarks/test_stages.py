@@ -40,6 +40,9 @@ def test_stages_at_once_are_held_against_one(workdir: Path, capsys: pytest.Captu
     for each in forwards[2:]:
         assert each["of one stage's"] < 1.1 * each["at most"] <= 1.1 * each["stages"]
     assert limit(found, "other logits")["measured"] == 0
+    over = limit(found, f"over {NAME}")
+    assert over["bound"] == stages.OVER_PEER
+    assert over["measured"] == pytest.approx(forwards[3]["of one stage's"] / forwards[2]["of one stage's"])
 
 
 @pytest.mark.virtual_only("several accelerators of a set speed")

@@ -27,7 +27,9 @@ def test_the_host_is_held_to_the_products_of_a_virtual_accelerator(monkeypatch: 
     model, ids = llama(2, 64, 128), batch(2)
     with torch.no_grad():
         expected = model(ids, use_cache=False).logits
-        torch.testing.assert_close(at_set_speed(model, 1e12)(ids, use_cache=False).logits, expected)
+        torch.testing.assert_close(
+            at_set_speed(model, 1e12)(ids, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4
+        )
         on_host, products = products, []
         virtual.enable(1, flops=1e12)
         model.to("virtual:0")(ids.to("virtual:0"), use_cache=False)
