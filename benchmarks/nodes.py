@@ -2,9 +2,9 @@
 
 Three processes on one host compute a Llama's stages, each on a virtual accelerator that holds its layers, and hand
 hidden states on over a network of a set speed. The accelerators have one, too, below that of the cores: nodes on one
-host share its caches and its memory, which nodes of their own do not. The plan is made with this speed and with what else
-the machine's own probe measures, in a process that has as many threads. All deployments run throughout and wait for
-their turn. Two of them are single processes and have no limit: one with such an accelerator that holds all layers,
+host share its caches and its memory, which nodes of their own do not. The plan is made with this speed and with what
+else the machine's own probe measures, in a process that has as many threads. All deployments run throughout and wait
+for their turn. Two of them are single processes and have no limit: one with such an accelerator that holds all layers,
 and one that streams most of them over a link of a set speed, and computes as fast as the host does.
 """
 
