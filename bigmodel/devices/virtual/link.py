@@ -15,8 +15,8 @@ class VirtualLink:
 
     Copies over one link in one direction queue behind each other, as on a real bus; the two directions are
     independent. A copy occupies the link for ``latency + nbytes / bandwidth`` seconds, from the time it was ready or
-    the previous copy ended. The time in which a copy stream's thread switches to the next copy does not count: a real
-    device starts the next copy by itself.
+    the previous copy ended. The time in which a copy stream's thread switches to the next copy, or waits for the
+    interpreter or a core while it copies, does not count: a real device copies by itself.
 
     Args:
         bandwidth: Bytes per second in each direction; None: the speed of host memory.
@@ -42,9 +42,8 @@ class VirtualLink:
         with self._to_device if to_device else self._to_host:
             ready, now = copy_ready_since(), time.perf_counter()
             begin = now if ready is None else min(now, max(ready, self._free[to_device]))
-            end = begin + self.seconds(nbytes)
+            self._free[to_device] = end = begin + self.seconds(nbytes)
             copy()
-            self._free[to_device] = max(end, time.perf_counter())
             sleep_until(end)
             if to_device:
                 self.bytes_to_device += nbytes

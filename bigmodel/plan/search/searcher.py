@@ -33,6 +33,9 @@ OFFLOADS = ("stream", "compute", "auto")
 
 GIB = 2**30
 
+ROUNDING = 1e-9
+"""Share of the seconds by which equal ones may differ, as sums of the same terms in other orders do."""
+
 
 class Searcher:
     """Searches the assignments of one profile.
@@ -97,7 +100,7 @@ class Searcher:
     def best_per_pass(self, capacity: Capacity, known: Assignment) -> Assignment:
         """Return the best variant in which units run elsewhere for prompts than in steps; `known` if none is better."""
         variants = [found for found in self._per_pass(capacity, known) if not self._over(found, capacity)]
-        best = min([known, *variants], key=self.goal.seconds)
+        best = self._fastest([known, *variants])
         return self._best(capacity, best, lambda found: self._per_pass(capacity, found))
 
     def best_split(
@@ -181,13 +184,19 @@ class Searcher:
             found = [(one, self._over(one, capacity)) for one in variants(base)]
             # In front of the others: of equal times, the one with less on disk is taken.
             in_ram = [] if seconds else self._in_ram(placement, capacity)
-            best = min([*in_ram, best, *(one for one, over in found if not over)], key=self.goal.seconds)
+            best = self._fastest([*in_ram, best, *(one for one, over in found if not over)])
             least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
             counted = filled(self.items, replace(capacity, budgets=budgets), placement).usage
             return Attempt(self._usage(base) if least_over else counted, counted, least_over)
 
         repeat_until_within(capacity.budgets, attempt, attempts_of(capacity))
         return best
+
+    def _fastest(self, found: Sequence[Assignment]) -> Assignment:
+        """Return the assignment of least time; of equal ones, but for the rounding of sums, the first."""
+        seconds = [self.goal.seconds(one) for one in found]
+        enough = (1 + ROUNDING) * min(seconds)
+        return next(one for one, each in zip(found, seconds, strict=True) if each <= enough)
 
     def _in_ram(self, placement: GroupPlacement, capacity: Capacity) -> list[Assignment]:
         """Return the placement with what fits of its groups on disk in RAM instead; none if nothing does."""

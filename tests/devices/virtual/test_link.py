@@ -2,6 +2,7 @@ import importlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -67,6 +68,20 @@ def test_queued_copies_follow_each_other_without_a_pause(monkeypatch: pytest.Mon
         event.wait()
     assert clock.now == pytest.approx(3 * 0.02, abs=1e-4)
     assert streams.copy_ready_since() is None
+
+
+def test_a_link_is_not_held_up_by_a_thread_that_is_slow_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the interpreter, perhaps, while a real device copies by itself."""
+    clock, gate = Clock(monkeypatch), threading.Event()
+    link, stream = VirtualLink(bandwidth=1e6), streams.ThreadCopyStream("test")
+    stream.submit(lambda: gate.wait(30) and None)
+    taken = [0.03, 0.0, 0.0]
+    copies = [partial(link.transfer, partial(clock.sleep, each), 20_000, to_device=True) for each in taken]
+    events = [stream.submit(copy) for copy in copies]
+    gate.set()
+    for event in events:
+        event.wait()
+    assert clock.now == pytest.approx(3 * 0.02, abs=1e-4)
 
 
 def test_a_copy_stream_that_was_idle_begins_when_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:

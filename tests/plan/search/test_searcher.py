@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import inf
 
 import pytest
 
 from bigmodel.errors import BudgetError, PlanError
+from bigmodel.plan import plan
 from bigmodel.plan.memory.assignment import Assignment, memory_usage
 from bigmodel.plan.result.budgets import checked_main
 from bigmodel.plan.search.filling import greedy_assignment, least_resident
@@ -17,7 +19,7 @@ from bigmodel.plan.time.cost import CostModel, Objective
 from bigmodel.profile import Profile, profile_model
 
 from ...profile.models import tiny_llama
-from ..machines import machine
+from ..machines import computing, llama_profile, machine
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -51,6 +53,15 @@ def test_seconds_are_infinite_as_soon_as_they_are_no_less_than_a_bound() -> None
     alone = max(weight * step.seconds for weight, step in zip(goal.weights.values(), goal.steps(known), strict=True))
     assert goal.seconds(known, taken * 1.001) == taken
     assert goal.seconds(known, alone) == inf
+
+
+@pytest.mark.parametrize(("objective", "seconds"), [("latency", 3e-9), ("throughput", 3e-9), ("throughput", 1.3e-8)])
+def test_what_fits_is_resident_where_streaming_takes_as_long(objective: str, seconds: float) -> None:
+    known = computing(seconds)  # links take next to nothing: only the rounding of sums differs
+    accelerator = replace(known.devices["virtual:0"], asynchronous=True)
+    known = replace(known, devices={**known.devices, "virtual:0": accelerator})
+    of = llama_profile(num_hidden_layers=8, hidden_size=32)
+    assert not plan(of, {0: 2**30, "cpu": 2**30}, objective=objective, machine=known).streamed
 
 
 @pytest.mark.slow
