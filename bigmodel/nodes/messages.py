@@ -47,8 +47,8 @@ class Peer:
         Raises:
             NodeLostError: the process is gone.
         """
-        began = time.perf_counter()
         data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        began = time.perf_counter()  # tensors of an accelerator are waited for until they are computed
         shapes = {name: (list(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in data.items()}
         head = json.dumps([dict(values), shapes]).encode()
         contents = [_memory(each.view(-1).view(torch.uint8)) for each in data.values() if each.numel()]
