@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from bigmodel.devices import virtual
 from bigmodel.errors import NodeLostError
 from bigmodel.nodes.messages import Peer
 from bigmodel.profile.machine.machine import LinkSpeed
@@ -43,6 +44,19 @@ def test_a_message_takes_as_long_as_its_link(ends: tuple[socket.socket, socket.s
     began = time.perf_counter()
     peer.send({}, {"hidden": torch.zeros(2500)})
     assert time.perf_counter() - began >= 0.02
+
+
+@pytest.mark.virtual_only("an accelerator of a set speed")
+def test_its_link_begins_when_an_accelerator_has_computed_it(ends: tuple[socket.socket, socket.socket]) -> None:
+    virtual.enable(1, flops=1e6)
+    try:
+        peer = Peer(1, "b", ends[0], LinkSpeed(1e6, 0.05))
+        left, right = torch.ones(1, 100).to("virtual:0"), torch.ones(100, 250).to("virtual:0")
+        began = time.perf_counter()
+        peer.send({}, {"hidden": left @ right})  # 50 ms of computing, and then 51 of the link
+        assert time.perf_counter() - began >= 0.1
+    finally:
+        virtual.disable()
 
 
 def test_a_process_that_is_gone_is_named(ends: tuple[socket.socket, socket.socket]) -> None:
