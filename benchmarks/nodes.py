@@ -146,12 +146,9 @@ def planned(
 
 def with_set_speed(machine: MachineProfile) -> MachineProfile:
     """Return the machine with an accelerator that computes `FLOPS`, beside the program that launches its operations."""
-    from bigmodel.profile.machine.machine import Curve
-    from bigmodel.profile.trace.work import ATTENTION, MOVE, PRODUCT
+    from .stages import curves_of
 
-    curve = Curve((1.0, 256.0), (2 / FLOPS, 512 / FLOPS), grows=True)
-    curves = {f"{PRODUCT}:float32": curve, f"{ATTENTION}:float32": curve, MOVE: Curve((1.0,), (1e-12,))}
-    accelerator = replace(machine.device("virtual:0"), curves=curves, asynchronous=True)
+    accelerator = replace(machine.device("virtual:0"), curves=curves_of(FLOPS), asynchronous=True)
     return replace(machine, devices={**machine.devices, "virtual:0": accelerator})
 
 

@@ -28,7 +28,7 @@ from .stages_peer import NAME as PEER
 from .stages_peer import PACKAGE, stages_of_accelerate
 
 if TYPE_CHECKING:
-    from bigmodel.profile.machine.machine import MachineProfile
+    from bigmodel.profile.machine.machine import Curve, MachineProfile
     from bigmodel.server.engine.core import EngineCore
 
     from .stages_forward import Forward
@@ -276,14 +276,20 @@ def _tokenizer(kind: type[Any]) -> Any:
 
 def _machine(flops: float) -> MachineProfile:
     """Return a machine whose accelerators compute at `flops` beside the host."""
-    from bigmodel.profile.machine.machine import Curve, DeviceSpeed, nominal_machine
+    from bigmodel.profile.machine.machine import DeviceSpeed, nominal_machine
+
+    speed = DeviceSpeed(curves_of(flops), 1e-5, 1e-5, asynchronous=True)
+    nominal = nominal_machine()
+    return replace(nominal, devices={**nominal.devices, "virtual:0": speed})
+
+
+def curves_of(flops: float) -> dict[str, Curve]:
+    """Return the compute curves of a virtual accelerator that computes at `flops`."""
+    from bigmodel.profile.machine.machine import Curve
     from bigmodel.profile.trace.work import ATTENTION, MOVE, PRODUCT
 
     curve = Curve((1.0, 256.0), (2 / flops, 512 / flops), grows=True)
-    curves = {f"{PRODUCT}:float32": curve, f"{ATTENTION}:float32": curve, MOVE: Curve((1.0,), (1e-12,))}
-    speed = DeviceSpeed(curves, 1e-5, 1e-5, asynchronous=True)
-    nominal = nominal_machine()
-    return replace(nominal, devices={**nominal.devices, "virtual:0": speed})
+    return {f"{PRODUCT}:float32": curve, f"{ATTENTION}:float32": curve, MOVE: Curve((1.0,), (1e-12,))}
 
 
 def _generated(core: EngineCore, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float]:
