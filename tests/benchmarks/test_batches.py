@@ -11,6 +11,7 @@ from bigmodel.benchmarks.batches import ACCELERATE, CHOSEN
 from .answering import answer, limit, rows
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_chosen_batch_is_measured_beside_fixed_ones(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["batches"], workdir, capsys)

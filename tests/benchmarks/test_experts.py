@@ -13,6 +13,7 @@ from bigmodel.benchmarks.experts import ACCELERATE, LAYERS, ROOMY, TIGHT, counti
 from .answering import answer, limit, rows
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_bytes_fetched_are_those_of_chosen_experts(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["experts"], workdir, capsys)

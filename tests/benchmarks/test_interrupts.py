@@ -11,6 +11,7 @@ from bigmodel.benchmarks.interrupts import MILLISECONDS, OURS, SMALLEST, Found
 from .answering import answer, rows
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_both_programs_are_interrupted_after_each_time(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = rows(answer(["interrupts", "--tries", "1"], workdir, capsys))

@@ -47,6 +47,7 @@ def test_over_an_accelerator_host_and_disk_every_limit_is_kept(
     assert [(row["device"], row["difference"]) for row in loaded] == [("virtual:0", 0)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_a_poor_host_cannot_tell_is_left_out_and_said(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs, "_PROCESS", workdir / "no-proc")

@@ -12,6 +12,7 @@ from bigmodel.benchmarks.command import main
 from bigmodel.benchmarks.serve_client import unchunked
 from bigmodel.benchmarks.serve_latency import percentiles
 from bigmodel.benchmarks.serve_model import equal_jobs, ragged_jobs
+from tests.examples import alike
 
 
 def ask(question: str, folder: Path, *arguments: str) -> None:
@@ -19,16 +20,17 @@ def ask(question: str, folder: Path, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     "asked",
     [
+        "serve-linear",
         "serve-http",
         "serve-latency --per-second 100",
-        pytest.param("serve-streamed --tokens 4", marks=pytest.mark.long),
-        "serve-linear",
-        pytest.param("serve-hybrid --models mamba2 --tokens 3 --requests 2", marks=pytest.mark.long),
-        pytest.param("serve-swap", marks=pytest.mark.long),
+        "serve-streamed --tokens 4",
+        "serve-hybrid --models mamba2 --tokens 3 --requests 2",
+        "serve-swap",
     ],
+    first=1,
 )
 def test_it_answers(asked: str, tmp_path: Path) -> None:
     question, *options = asked.split()

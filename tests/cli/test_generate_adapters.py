@@ -55,6 +55,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().out.removesuffix("\n")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_text_is_that_of_pefts_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given, adapter in (("legal", "legal"), ("other=terse", "terse")):

@@ -13,6 +13,7 @@ from bigmodel.devices.empty import init_empty_weights
 from bigmodel.plan import NodesPlan, Plan
 from bigmodel.profile.machine.machine import nominal_machine
 
+from ..examples import alike
 from ..mtp_checkpoints import save_with_head
 from ..profile.hub_server import HubServer
 
@@ -163,7 +164,7 @@ def test_an_option_that_would_be_ignored_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("given", "size"), [("16", 16), ("none", None), ("auto", None)])
+@alike(("given", "size"), [("none", None), ("auto", None), ("16", 16)], first=2)
 def test_a_prompt_is_planned_in_chunks_if_asked_for(
     folder: Path, given: str, size: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +174,7 @@ def test_a_prompt_is_planned_in_chunks_if_asked_for(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("given", "size"), [("2", 2), ("none", None)])
+@alike(("given", "size"), [("none", None), ("2", 2)], first=1)
 def test_a_batch_is_planned_in_micro_batches_if_asked_for(
     folder: Path, given: str, size: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,19 +292,20 @@ def test_a_repository_is_planned_without_downloading_its_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     ("arguments", "says"),
     [
         (["--max-memory", "cpu=-1GB"], "cpu"),
         (["--max-memory", "cpu=plenty"], "plenty"),
         (["--max-memory", "gpu=1GB"], "gpu"),
         (["--max-memory", "1GB"], "DEVICE=SIZE"),
-        (["--max-memory", "cpu=10KB"], "does not fit"),
         (["--context", "99999999"], "99999999"),
         (["--dtype", "float99"], "float99"),
         (["--offload-dtype", "int3"], "int3"),
         (["--batch-size", "0"], "batch-size"),
+        (["--max-memory", "cpu=10KB"], "does not fit"),
     ],
+    first=8,
 )
 def test_bad_input_is_one_line(
     folder: Path, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ..examples import alike
 from .peers import accelerate, cases
 
 pytestmark = pytest.mark.slow  # each file is run by a pytest of its own
@@ -33,15 +34,16 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
+@alike(
     ("content", "code", "says"),
     [
-        (PASSES, 0, "1 of 1 passed; 0 failed without a reason"),
         ("", 1, "given: NO TEST RAN"),
+        (PASSES, 0, "1 of 1 passed; 0 failed without a reason"),
         (FAILS, 1, "test_given.py::test_fails: NO REASON"),
-        pytest.param(BROKEN, 1, "test_given.py::: NO REASON", marks=pytest.mark.long),
+        (BROKEN, 1, "test_given.py::: NO REASON"),
     ],
-    ids=["passes", "holds none", "fails", "is not imported"],
+    first=1,
+    ids=["holds none", "passes", "fails", "is not imported"],
 )
 def test_a_file_passes_if_a_test_of_it_ran(
     source: Path, capsys: pytest.CaptureFixture[str], content: str, code: int, says: str

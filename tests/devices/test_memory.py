@@ -27,6 +27,7 @@ from .conftest import Ended
 MB = 2**20
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_host_is_measured_by_the_kernels_high_water_mark(own_process: Ended) -> None:
     # In a process of its own: in a large one the kernel may take pages away meanwhile.

@@ -38,7 +38,7 @@ def in_another_thread(work: Callable[[], object]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [None, 2**17])
+@alike("budget", [None, 2**17], first=1)
 def test_a_reader_ahead_is_left(tmp_path: Path, budget: int | None) -> None:
     number, interrupted = 0, True
     while interrupted:

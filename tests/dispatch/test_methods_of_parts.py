@@ -170,7 +170,7 @@ def test_what_methods_of_parts_take_is_planned(kind: type[nn.Module], places: st
 
 
 @pytest.mark.slow
-@alike("places", [name for name in PLACES if name not in ("host", "all")][::-1], first=3)
+@alike("places", ["RAM to the other", "disk", "RAM", "by turns", "other", "one"], first=1)
 def test_all_weights_of_a_function_are_copied_to_where_it_runs_for_as_long_as_it_does(
     places: str, tmp_path: Path
 ) -> None:

@@ -118,8 +118,9 @@ def test_nothing_is_pinned_for_loading_where_nothing_may_be(tmp_path: Path, pinn
     assert pinned.peak == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@alike("make", [mixtral, small_llama], first=1)
+@pytest.mark.parametrize("make", [mixtral, small_llama])
 def test_gradients_come_through_the_planned_bytes_which_count_on_the_host(make: Any, pinned: Pinned) -> None:
     model = make()
     weights = sum(each.nbytes for each in model.parameters())

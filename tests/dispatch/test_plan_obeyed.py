@@ -115,8 +115,9 @@ def plan_over_two_links(**arguments: Any) -> Plan:
     return plan(profile_of(small_llama, OVER_TWO_LINKS), budgets, machine=machine, **arguments)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@alike("arguments", [{"slots": 3}, {"offload_dtype": "int8"}, {}, {"offload_buffers": True}], first=1)
+@pytest.mark.parametrize("arguments", [{"slots": 3}, {"offload_dtype": "int8"}, {}, {"offload_buffers": True}])
 def test_devices_that_share_the_streaming_take_the_bytes_of_the_plan(arguments: dict[str, Any]) -> None:
     if "offload_dtype" in arguments:
         pytest.importorskip("torchao")
@@ -127,6 +128,7 @@ def test_devices_that_share_the_streaming_take_the_bytes_of_the_plan(arguments: 
     assert all(found.devices[key].total <= 10 * MEGABYTE for key in (0, 1))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @torch.inference_mode()
 def test_blocks_streamed_over_two_links_generate_the_same_tokens() -> None:
@@ -177,11 +179,11 @@ def test_fewer_experts_are_cached_where_an_accelerator_has_no_room_for_the_defau
     assert 0.9 * found.devices[0].total < peak(deep_mixtral(), found) <= found.devices[0].total <= budget
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@alike(
+@pytest.mark.parametrize(
     ("implementation", "per_token", "batch"),
     [("batched_mm", 2, 3), ("grouped_mm", 4, 1), ("grouped_mm", 2, 3), ("grouped_mm", 1, 1)],
-    first=1,
 )
 def test_experts_that_the_host_computes_in_part_keep_within_the_plan(
     monkeypatch: pytest.MonkeyPatch, implementation: str, per_token: int, batch: int
@@ -242,8 +244,9 @@ def route(model: nn.Module, routing: Routing, slots: int) -> None:
         layer.mlp.gate.register_forward_hook(choose)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@alike(("slots", "per_token"), [(7, 2), (2, 2), (1, 1), (1, 2), (3, 1), (4, 3)], first=1)
+@pytest.mark.parametrize(("slots", "per_token"), [(7, 2), (2, 2), (1, 1), (1, 2), (3, 1), (4, 3)])
 def test_no_routing_takes_more_than_planned_and_the_worst_takes_all(slots: int, per_token: int) -> None:
     profile = profile_of(deep_mixtral, per_token)
     budget = int(0.9 * profile.weights)

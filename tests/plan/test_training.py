@@ -79,6 +79,7 @@ def test_a_frozen_base_has_little_training_memory_and_more_of_it_fits() -> None:
     assert trained(model, plan) == plan.devices[0].total <= budget
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_adapters_of_peft_are_planned_with_the_blocks_they_are_in() -> None:
     peft = pytest.importorskip("peft")
@@ -88,6 +89,7 @@ def test_adapters_of_peft_are_planned_with_the_blocks_they_are_in() -> None:
     assert trained(model, plan) == plan.devices[0].total
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tied_embeddings_stay_together() -> None:
     model = llama(tie_word_embeddings=True)
@@ -118,6 +120,7 @@ def test_without_accelerators_everything_is_on_the_host() -> None:
     assert plan.devices["cpu"].training > 3 * plan.devices["cpu"].weights
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_error_names_the_smallest_sufficient_budget() -> None:
     model, budgets = llama(num_hidden_layers=1), {0: 100_000, "cpu": 2**20}

@@ -34,8 +34,8 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "on disk, computed on the host": {"": "disk"},
     "over two accelerators": {**ENDS, LAYERS[0]: 1, LAYERS[1]: "cpu"},
 }
-ALSO_IN_TWO = ("resident", "streamed from RAM")
-"""What is done with layers of "over two accelerators" too, one of each."""
+IN_EVERY_RUN = "on disk, computed on the host"
+"""The placement of every run; the others are long."""
 RESTORED = "streamed from disk"
 """The placement of all formats: they are restored in a slot. What else differs, no format sees; on the host, the tests
 of `replace` compute with all of them."""
@@ -50,10 +50,9 @@ def _name(each: Any) -> str:
 @pytest.mark.parametrize(
     ("twin", "placement"),
     [
-        *((NESTED, placement) for placement in PLACEMENTS if placement not in ALSO_IN_TWO),
-        *(pytest.param(NESTED, placement, marks=pytest.mark.long) for placement in ALSO_IN_TWO),
-        *((twin, RESTORED) for twin in FURTHER[:2]),
-        *(pytest.param(twin, RESTORED, marks=pytest.mark.long) for twin in FURTHER[2:6]),
+        (NESTED, IN_EVERY_RUN),
+        *(pytest.param(NESTED, each, marks=pytest.mark.long) for each in PLACEMENTS if each != IN_EVERY_RUN),
+        *(pytest.param(twin, RESTORED, marks=pytest.mark.long) for twin in FURTHER[:6]),
         *((twin, RESTORED) for twin in some(FURTHER[6:], first=0)),
     ],
     ids=_name,
@@ -100,7 +99,7 @@ def _same_bits(twin: Twin, make: Callable[..., Any], placement: str, folder: Pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@alike("dtype", [None, torch.bfloat16], first=1)
 def test_a_model_on_meta_is_loaded_and_dispatched_with_stored_weights(
     dtype: torch.dtype | None, tmp_path: Path
 ) -> None:
@@ -136,8 +135,9 @@ def _stored_bytes(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("twin", "make", "share"),
     [
-        *((NESTED, llama, share) for share in (0.6, 3.0)),
-        *((twin, make, 0.6) for twin, make in some([*reversed(MIXTURES), (fp8(), llama)], first=1)),
+        (NESTED, llama, 3.0),
+        *(pytest.param(*each, 0.6, marks=pytest.mark.long) for each in [(NESTED, llama), MIXTURES[-1]]),
+        *((twin, make, 0.6) for twin, make in some([*reversed(MIXTURES[:-1]), (fp8(), llama)], first=0)),
     ],
     ids=_name,
 )

@@ -73,8 +73,12 @@ MODELS: list[tuple[Twin, Callable[..., Any]]] = [
     (bnb4(), qwen3_moe),
     (mxfp4(), gpt_oss),
 ]
-QUICK = [(twin, make) for twin, make in MODELS if (twin.name, make) in (("nf4-nested", llama), ("fp8", mixtral))]
-FURTHER = [each for each in MODELS if each not in QUICK]
+LIKE_OTHERS = [
+    (twin, make)
+    for twin, make in MODELS
+    if (twin.name, make) in (("nf4-nested", llama), ("fp8", mixtral), ("int4-group-zeros", llama))
+]
+FURTHER = [each for each in MODELS if each not in LIKE_OTHERS]
 
 
 @pytest.mark.slow
@@ -82,9 +86,9 @@ FURTHER = [each for each in MODELS if each not in QUICK]
 @pytest.mark.parametrize(
     ("twin", "make", "device"),
     [
-        *((twin, make, "streamed") for twin, make in QUICK),
-        *((*QUICK[0], device) for device in ("cpu", "disk")),
-        *(pytest.param(twin, make, "streamed", marks=pytest.mark.slow) for twin, make in some(FURTHER, first=8)),
+        *((bnb4(nested=True), llama, device) for device in ("cpu", "disk")),
+        *((twin, make, "streamed") for twin, make in some(FURTHER, first=7)),
+        *(pytest.param(twin, make, "streamed", marks=pytest.mark.long) for twin, make in LIKE_OTHERS),
     ],
     ids=lambda each: getattr(each, "name", None) or getattr(each, "__name__", None) or each,
 )

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.examples import alike
 from tests.marks import needs
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.scripted import scripted_app
@@ -203,7 +204,7 @@ def test_a_conversation_with_calls_and_results_goes_on(hermes: Any) -> None:
         assert ask(hermes, tools=TOOLS, messages=more).content
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+@alike("choice", [{"type": "tool", "name": "get_weather"}, {"type": "any"}], first=1)
 @pytest.mark.slow
 def test_a_call_can_be_required(client: Any, choice: Any) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")

@@ -221,6 +221,7 @@ def test_prompts_without_their_adapter_are_refused(adapters: dict[str, Path], ad
         with_adapters(tiny_model(), adapters, adapter)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 def test_adapters_have_their_part_of_the_budget_or_are_refused(adapters: dict[str, Path]) -> None:

@@ -63,7 +63,11 @@ def test_parameters_of_a_line_replace_those_of_the_command(tmp_path: Path) -> No
         ({"prompt": "x", "top_p": 2}, "top_p"),
         ({"prompt": "x", "logprobs": 3}, "logprobs: Extra inputs are not permitted"),
         ({"id": 1, "prompt": "x"}, "the id 1 occurs twice"),
-        ('{"prompt": "' + "x" * MOST_BYTES + '"}', f"more than {MOST_BYTES} bytes"),
+        pytest.param(
+            '{"prompt": "' + "x" * MOST_BYTES + '"}',
+            f"more than {MOST_BYTES} bytes",
+            marks=[pytest.mark.slow, pytest.mark.long],
+        ),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: Any, why: str) -> None:

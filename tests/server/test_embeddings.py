@@ -74,6 +74,7 @@ def test_dimensions_are_the_first_values_of_length_one(served: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("served", ["encoder", pytest.param("decoder", marks=pytest.mark.long)], indirect=True)
 def test_more_inputs_than_run_at_once(served: Any) -> None:
     url = served[0]
     many = [f"{number} the" for number in range(150)]
@@ -132,6 +133,7 @@ def test_more_dimensions_than_there_are_are_refused_before_anything_is_computed(
         assert engine_of(app).core.steps == steps
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_while_texts_are_computed_they_are_in_memory_once() -> None:
     """The body that they were parsed of is not kept beside them, nor the tokens of all."""

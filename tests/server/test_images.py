@@ -92,7 +92,7 @@ def expected(prompt: str, *seeds: int) -> tuple[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["png", "webp"])
+@alike("kind", ["webp", "png"], first=1)
 def test_an_image_is_answered_as_by_transformers(sees: str, kind: str) -> None:
     answer = chat(sees, [text("see "), part(data_url(picture(1), kind)), text(" it")]).json()
     words, tokens = expected("<user>see <image> it\n<assistant>", 1)
@@ -121,8 +121,9 @@ def test_images_of_several_messages_come_in_their_order(sees: str) -> None:
     assert answer == expected(prompt, 3, 4)[0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@alike("kind", [kind for kind in KINDS if kind.name in ("gemma3", "idefics3")], first=1, ids=repr)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in ("gemma3", "idefics3")], ids=repr)
 def test_models_of_other_kinds_answer_as_by_transformers(kind: VisionKind, tmp_path: Path) -> None:
     processing = with_template(kind)
     model = built(kind, processing.tokenizer)

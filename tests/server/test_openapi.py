@@ -16,12 +16,12 @@ schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not i
 @pytest.mark.parametrize(
     "route",
     [
-        pytest.param("POST /v1/completions", marks=pytest.mark.slow),
-        pytest.param("POST /v1/chat/completions", marks=pytest.mark.slow),
+        pytest.param("POST /v1/completions", marks=pytest.mark.long),
+        pytest.param("POST /v1/chat/completions", marks=pytest.mark.long),
         pytest.param("POST /tokenize", marks=pytest.mark.slow),
         pytest.param("POST /v1/messages", marks=pytest.mark.slow),
-        pytest.param("POST /v1/messages/count_tokens", marks=pytest.mark.slow),
-        pytest.param("POST /v1/responses", marks=pytest.mark.slow),
+        pytest.param("POST /v1/messages/count_tokens", marks=pytest.mark.long),
+        pytest.param("POST /v1/responses", marks=pytest.mark.long),
         pytest.param("POST /v1/embeddings", marks=pytest.mark.slow),
         pytest.param("POST /v1/rerank", marks=pytest.mark.slow),
         "POST /detokenize",

@@ -19,6 +19,7 @@ from bigmodel.server.http.status import view
 from bigmodel.server.loading import load
 from bigmodel.server.replicas.fleet import Fleet, ReplicaReport, ReportBoard
 from bigmodel.server.text.images import MAX_PIXELS, content_of, decode
+from tests.examples import alike
 from tests.server.live import MODEL, engine_of, serving, tiny_app
 from tests.server.models.several import save, served, several_app
 from tests.server.scripted import scripted_app
@@ -556,7 +557,7 @@ def test_a_late_answer_does_not_request_the_key_again(browser: Any) -> None:
         assert page.evaluate("window.asked") == 0
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 1280)])
+@alike(("scheme", "width"), [("light", 360), ("dark", 1280)], first=1)
 @pytest.mark.slow
 def test_the_page_fits_the_screen_with_readable_contrast(
     browser: Any, url: str, scheme: str, width: int, tmp_path: Path

@@ -133,6 +133,7 @@ def test_the_budget_holds_while_models_and_adapters_take_turns(
             assert memory_allocated(0) <= max_memory_allocated(0) <= budget
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_that_is_unloaded_takes_its_adapters_along(
     folders: dict[str, str], adapters: dict[str, dict[str, str]], texts: dict[str, str], accelerators: None

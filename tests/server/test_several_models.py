@@ -327,16 +327,11 @@ def swaps(app: Any, texts: Mapping[str, str], number: int, seed: int) -> None:
     assert not over
 
 
-LONG = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(3000)]
-
-
+@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "streams"),
-    [
-        pytest.param(2, True, marks=pytest.mark.slow),
-        pytest.param(200, False, marks=LONG),
-        pytest.param(200, True, marks=LONG),
-    ],
+    [(2, True), *(pytest.param(200, streams, marks=pytest.mark.timeout(3000)) for streams in (False, True))],
 )
 def test_no_budget_is_passed_in_random_swaps(
     folders: dict[str, str], needed: dict[str, int], texts: dict[str, str], number: int, streams: bool
@@ -452,6 +447,7 @@ def test_a_checkpoint_that_was_replaced_while_unloaded_is_planned_anew(
         assert (complete(url, "b").status_code, text(complete(url, "a"))) == (503, texts["a"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_request_waits_so_long_and_no_longer_for_one_in_use(
     folders: dict[str, str], needed: dict[str, int], texts: dict[str, str]

@@ -209,7 +209,7 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("choice", "stream"), [("required", False), (NAMED, True)])
+@alike(("choice", "stream"), [("required", False), (NAMED, True)], first=1)
 def test_a_call_can_be_required(url: str, choice: Any, stream: bool) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
@@ -282,7 +282,7 @@ def test_a_schema_that_cannot_be_held_is_refused(url: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", ["required", NAMED])
+@alike("choice", [NAMED, "required"], first=1)
 def test_an_answer_of_calls_alone_has_no_text_that_a_format_could_hold(url: str, choice: Any) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")
     form = {"type": "json_schema", "json_schema": {"name": "other", "schema": {"type": "integer"}}}
@@ -356,7 +356,7 @@ def test_a_required_call_without_reasoning_where_that_is_switched_off(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["switched", "opened", "special"])
+@alike("name", ["switched", "opened", "special"], first=2)
 def test_reasoning_before_a_required_call_is_bounded(name: str, family: Callable[[str], openai.OpenAI]) -> None:
     more: Any = {"tool_choice": "required", "parallel_tool_calls": False}
     choice = ask(family(name), tools=TOOLS, **more, extra_body={"thinking_token_budget": 1}).choices[0]

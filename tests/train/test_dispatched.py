@@ -128,8 +128,9 @@ def streamed_peak(layers: int, adapt: Callable[[nn.Module], nn.Module]) -> tuple
     return max_memory_allocated(0), sum(streamer.slot_bytes for streamer in found.streamers)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("adapt", [pytest.param(nn.Module.train, marks=pytest.mark.long), lora], ids=["full", "lora"])
+@pytest.mark.parametrize("adapt", [nn.Module.train, lora], ids=["full", "lora"])
 def test_the_peak_is_what_two_blocks_need_and_the_input_of_each(adapt: Callable[[nn.Module], nn.Module]) -> None:
     """A block's activations are computed again in the backward pass; the optimizer's state is on the host."""
     _, samples, tokens = LARGE.shape

@@ -64,6 +64,7 @@ def grown(folder: Path) -> list[int]:
     return [int(text) for text in done.stdout.split()]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_peak_counts_tensors_that_are_alive_at_the_same_time(growth: list[int]) -> None:
     """Each tensor is made before the previous one is freed: two are alive at once, never three."""

@@ -12,6 +12,8 @@ from bigmodel.profile.machine.machine import nominal_machine
 from bigmodel.profile.trace.generation import keeps_mask
 from bigmodel.verify.planned_use import planned_use
 
+from ..examples import alike
+
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64,
 }  # fmt: skip
@@ -47,15 +49,16 @@ def resnet() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     ("make", "passes"),
     [
         (llama, ["prompt", "step"]),
-        (mamba, ["prompt", "step"]),
-        (t5, ["prompt", "step"]),
         (bert, ["forward"]),
         (resnet, ["forward"]),
+        (mamba, ["prompt", "step"]),
+        (t5, ["prompt", "step"]),
     ],
+    first=3,
 )
 def test_the_passes_of_a_model_are_those_of_its_plan(make: Any, passes: list[str]) -> None:
     model = make()

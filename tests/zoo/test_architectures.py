@@ -20,17 +20,17 @@ from bigmodel.profile.trace.workload import max_context
 LAYERS = 6
 CONTEXT = 64
 
-QUICK = {"bert", "gpt2", "vit"}
+QUICK = {"gpt2", "llama", "vit"}
 """Architectures that every run of the tests tries."""
 
-SLOW = {"clip", "llama", "mamba2", "mistral", "siglip", "t5", "wav2vec2", "whisper", "xlm-roberta"}
-"""Architectures that runs with slow tests try, too; the others are tried by `make zoo`."""
+LONG = {"bert", "clip", "mamba2", "mistral", "siglip", "t5", "wav2vec2", "whisper", "xlm-roberta"}
+"""Architectures that `make long` tries, too; the others are tried by `make zoo`."""
 
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
     if name in QUICK:
         return []
-    return [pytest.mark.slow] if name in SLOW else [pytest.mark.slow, pytest.mark.zoo]
+    return [pytest.mark.slow, pytest.mark.long if name in LONG else pytest.mark.zoo]
 
 
 INCONSISTENT = "its default config is not one that its forward accepts"

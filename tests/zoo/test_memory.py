@@ -33,9 +33,9 @@ def planned(model: Any) -> tuple[Profile, int]:
 
 
 def some(families: dict[str, Any], *kept: str) -> list[Any]:
-    """Return the names of families as parameters of a test: the first of `kept` in every run, the others of them where
-    slow tests run, and all others for `make zoo`."""
-    marks = {name: [pytest.mark.slow] for name in kept} | {kept[0]: []}
+    """Return the names of families as parameters of a test: the first of `kept` in every run, the others of them for
+    `make long`, and all others for `make zoo`."""
+    marks = {name: [pytest.mark.slow, pytest.mark.long] for name in kept} | {kept[0]: []}
     zoo = [pytest.mark.slow, pytest.mark.zoo]
     return [pytest.param(name, marks=marks.get(name, zoo)) for name in families]
 

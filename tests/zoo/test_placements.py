@@ -19,8 +19,10 @@ from .table import keep, problems_kept
 from .test_architectures import architectures
 from .tiny import NoTinyModelError, at_most, tiny
 
-QUICK = {("bert", "bfloat16"), ("llama", "float32")}
-"""Architectures and dtypes that every run of the tests tries; the others are tried by `make zoo`."""
+QUICK = {("bert", "bfloat16")}
+"""Architectures and dtypes that every run of the tests tries."""
+LONG = {("llama", "float32")}
+"""Those that `make long` tries; the others are tried by `make zoo`, as are these."""
 
 
 MOST_SECONDS = 600
@@ -36,7 +38,9 @@ two kinds of devices of a mixed placement may choose others, so that outputs can
 
 def marks_of(name: str, dtype: str) -> list[pytest.MarkDecorator]:
     kept = [pytest.mark.kept] if any(name in names for names in KEPT.values()) else []
-    return kept if (name, dtype) in QUICK else [*kept, pytest.mark.zoo]
+    if (name, dtype) in QUICK:
+        return kept
+    return [*kept, pytest.mark.long if (name, dtype) in LONG else pytest.mark.zoo]
 
 
 def test_the_kept_architectures_are_many_and_exported() -> None:

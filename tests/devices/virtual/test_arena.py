@@ -7,7 +7,7 @@ from bigmodel.devices import virtual
 from bigmodel.devices.virtual.arena import Arena, Caching
 
 from ...dispatch.interrupting import interrupted_at
-from ...examples import every
+from ...examples import alike, every
 
 
 def test_views_share_the_booking_of_their_storage() -> None:
@@ -79,8 +79,14 @@ def test_freed_memory_of_a_strict_accelerator_is_poisoned(strict: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("caching", [None, Caching(), Caching(workspace=2**20)])
+@alike(
+    ("caching", "strict"),
+    [
+        *((None, strict) for strict in (True, False)),
+        *((caching, strict) for strict in (False, True) for caching in (Caching(), Caching(workspace=2**20))),
+    ],
+    first=4,
+)
 def test_an_interrupt_loses_no_count(caching: Caching | None, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA's allocators are not interrupted: what was allocated is freed, and what was freed can be had again."""
     # Python cannot raise what interrupts the end of an object. pytest would keep its frames, and what they refer to.

@@ -98,6 +98,7 @@ def test_generate_runs_prompts_in_the_chunks_of_the_plan_and_keeps_to_its_bytes(
     assert lengths(model) == [32, 32, 29]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_size_that_is_asked_for_is_used_and_the_models_own_settings_stay() -> None:
     found = plan(profile_model(text_model(), device_type="virtual", **SHAPES), {0: 10**9, "cpu": 10**9})

@@ -119,7 +119,7 @@ def generated(model: Any, **options: Any) -> torch.Tensor:
 @alike(
     ("make", "cache"),
     [(plain_llama, "static"), (mixtral, None), (gemma, "static"), (gemma, None), (mixtral, "static")],
-    first=2,
+    first=1,
 )
 def test_a_text_is_the_one_of_the_whole_model(make: Any, cache: str | None) -> None:
     model = make()
@@ -254,6 +254,7 @@ def test_a_forward_that_raises_leaves_weights_where_they_were() -> None:
         model(PROMPT[:, :1])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_threads_may_prompt_and_step_at_once() -> None:
     model = plain_llama()

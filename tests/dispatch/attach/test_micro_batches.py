@@ -55,7 +55,7 @@ def in_flight(model: Any) -> int:
 
 
 @pytest.mark.slow
-@alike("size", [3, 6, 1], first=2)
+@alike("size", [3, 6, 1], first=1)
 def test_each_row_has_the_bits_of_its_micro_batch_alone(size: int) -> None:
     model = in_stages(size)
     with torch.no_grad():
@@ -199,6 +199,7 @@ def test_an_output_without_rows_is_named() -> None:
         model(x, loss=True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_threads_share_the_stages() -> None:
     virtual.enable(count=2, strict=True, late_compute=True)

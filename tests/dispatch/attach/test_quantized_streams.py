@@ -27,6 +27,7 @@ from bigmodel.plan import make_plan
 from tests.marks import needs
 
 from ...accelerators import at, exact
+from ...examples import alike
 from ..models import Stack, ids, llama, resident_output, stack
 
 pytestmark = [needs("torchao"), pytest.mark.usefixtures("every_accelerator")]
@@ -87,7 +88,7 @@ def test_the_error_of_each_weight_is_told(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("home", ["cpu", "disk"])
+@alike("home", ["disk", "cpu"], first=1)
 def test_the_models_own_weights_stay_exact(home: str, tmp_path: Path) -> None:
     exact = stack(**SIZES)
     dispatched = model("int4", home, tmp_path)

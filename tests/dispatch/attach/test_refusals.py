@@ -15,6 +15,8 @@ from bigmodel.dispatch.attach.attached_forward import AttachedForward
 from bigmodel.dispatch.attach.refusals import RefuseConversion
 from bigmodel.errors import DispatchError
 
+from ...examples import alike
+
 CPU = torch.device("cpu")
 
 
@@ -163,7 +165,7 @@ def test_streamed_statistics_that_are_cast_and_written_are_refused() -> None:
 
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize("device_map", DEVICE_MAPS[:2], ids=str)
-@pytest.mark.parametrize("part", [CastsItself, CastsAPart, CastsALayerOfItsOwn, CastsBuffers])
+@alike("part", [CastsItself, CastsAPart, CastsBuffers, CastsALayerOfItsOwn], first=3)
 def test_gradients_flow_through_frozen_weights_that_are_cast_and_to_resident_ones(
     part: type[nn.Module], device_map: dict[str, int | str]
 ) -> None:

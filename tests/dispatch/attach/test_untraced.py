@@ -53,6 +53,7 @@ def most_breaks(model: LlamaForCausalLM) -> int:
     return len(model.model.layers) + (Version(torch.__version__).release < (2, 13))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_traced_code_gives_the_same_bits_and_breaks_at_most_once_for_each_streamed_block(
     streamed: LlamaForCausalLM,

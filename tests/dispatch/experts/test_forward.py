@@ -23,7 +23,7 @@ from tests.preloaded import run
 
 from ...accelerators import at, two
 from ...examples import alike, some
-from ..mixtures import EXPERT_BYTES, LAYERS, MIXTURES, chosen_by, deepseek_v3, experts_of, mixtral, qwen2_moe, tokens
+from ..mixtures import EXPERT_BYTES, LAYERS, chosen_by, deepseek_v3, experts_of, mixtral, qwen2_moe, qwen3_moe, tokens
 
 IMPLEMENTATIONS = ["grouped_mm", "batched_mm", "eager"]
 CACHES = [None, 1, 4 * EXPERT_BYTES, 1 << 30]
@@ -55,7 +55,9 @@ def stats(model: nn.Module) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("build", "implementation"),
     [
-        *zip((build for build in MIXTURES if build is not mixtral), IMPLEMENTATIONS),
+        (qwen3_moe, "batched_mm"),
+        pytest.param(qwen2_moe, "grouped_mm", marks=pytest.mark.long),
+        pytest.param(deepseek_v3, "eager", marks=pytest.mark.long),
         *((mixtral, implementation) for implementation in some(IMPLEMENTATIONS, first=0)),
     ],
 )
@@ -186,7 +188,7 @@ def test_threads_share_the_cache(implementation: str, slots: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@alike("implementation", ["batched_mm", "grouped_mm", "eager"], first=1)
 def test_an_exception_among_the_experts_leaves_nothing_held(implementation: str) -> None:
     model = offloaded(mixtral, implementation, expert_cache=2 * EXPERT_BYTES)
     expected = logits(model, tokens())
@@ -246,6 +248,7 @@ def test_a_registered_experts_function_is_used(monkeypatch: pytest.MonkeyPatch) 
     assert calls[:LAYERS] == [16] * LAYERS  # It works on the slots of the cache.
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_more_slots_than_one_call_can_take_are_used_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bigmodel.dispatch.experts.forward.MOST_GROUPS", 5)
@@ -283,7 +286,7 @@ class Transfers(TorchDispatchMode):
         return output
 
 
-@pytest.mark.parametrize("slots", [16, 3])
+@alike("slots", [16, 3], first=1)
 def test_what_a_call_needs_on_the_device_is_copied_before_experts_are_fetched_ahead(
     monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:

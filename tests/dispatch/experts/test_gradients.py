@@ -42,7 +42,7 @@ def assert_same(
     ("build", "implementation"),
     [
         (qwen2_moe, "grouped_mm"),
-        (qwen3_moe, "batched_mm"),
+        pytest.param(qwen3_moe, "batched_mm", marks=pytest.mark.long),
         pytest.param(deepseek_v3, "eager", marks=pytest.mark.long),
         *((mixtral, implementation) for implementation in some(IMPLEMENTATIONS, first=0)),
     ],

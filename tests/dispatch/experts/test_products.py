@@ -20,7 +20,7 @@ from bigmodel.plan.result.expert_split import ExpertSplit
 from tests.examples import few
 
 from ...examples import some
-from ..mixtures import EXPERT_BYTES, LAYERS, MIXTURES, experts_of, mixtral, tokens
+from ..mixtures import EXPERT_BYTES, LAYERS, deepseek_v3, experts_of, mixtral, qwen2_moe, qwen3_moe, tokens
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -61,7 +61,9 @@ def stats(model: nn.Module) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("build", "implementation"),
     [
-        *zip((build for build in MIXTURES if build is not mixtral), IMPLEMENTATIONS),
+        (qwen2_moe, "grouped_mm"),
+        pytest.param(qwen3_moe, "batched_mm", marks=pytest.mark.long),
+        pytest.param(deepseek_v3, "eager", marks=pytest.mark.long),
         *((mixtral, implementation) for implementation in some(IMPLEMENTATIONS, first=0)),
     ],
 )

@@ -18,7 +18,8 @@ from bigmodel.dispatch.placement.fused_checkpoint import with_fused_views
 from bigmodel.dispatch.pretrained import build_on_meta, from_pretrained
 from bigmodel.dispatch.weights.fused_view import FusedView, lies_on_disk
 
-from ..mixtures import EXPERT_BYTES, LAYERS, MIXTURES, experts_of, mixtral, tokens
+from ...examples import alike
+from ..mixtures import EXPERT_BYTES, LAYERS, deepseek_v3, experts_of, mixtral, qwen2_moe, qwen3_moe, tokens
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -37,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", MIXTURES)
+@alike("build", [mixtral, qwen3_moe, deepseek_v3, qwen2_moe], first=3)
 def test_experts_on_disk_are_views_of_the_checkpoint(build: Callable[[], nn.Module], tmp_path: Path) -> None:
     model = build()
     model.save_pretrained(tmp_path, max_shard_size="50KB")

@@ -189,6 +189,7 @@ def test_a_model_without_a_weight_to_pack_is_refused_in_one_line(
         make_plan(tmp_path / "q", host_kernels="fast")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_seconds_are_those_of_the_kernels_where_ram_holds_the_weights(folder: Path) -> None:
     def step(kernels: str, on_disk: str = "") -> float:

@@ -16,6 +16,7 @@ from bigmodel.plan import plan, planner
 from bigmodel.profile.machine.machine import nominal_machine
 
 from ...accelerators import at, exact
+from ...examples import alike
 from ..models import in_turns, llama, stack
 
 TOKENS = torch.arange(8).view(2, 4)
@@ -71,7 +72,7 @@ def test_a_plan_says_to_which_accelerator_each_part_is_streamed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
-@pytest.mark.parametrize("held", ["cpu", "disk"])
+@alike("held", ["cpu", "disk"], first=1)
 @exact
 def test_modules_compute_on_the_host_beside_an_accelerator(held: str, tmp_path: object) -> None:
     model = llama(layers=2)
@@ -100,7 +101,7 @@ def test_modules_compute_on_the_host_beside_an_accelerator(held: str, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
-@pytest.mark.parametrize("offload", ["stream", "compute"])
+@alike("offload", ["compute", "stream"], first=1)
 @exact
 def test_a_plan_is_a_device_map_and_says_what_the_host_computes(offload: str) -> None:
     model = llama(layers=4)

@@ -22,7 +22,6 @@ from bigmodel.plan.result.budgets import caching_memories
 from bigmodel.profile.trace.trace import InitialStorage
 from bigmodel.verify.planned_use import planned_use
 
-from ...examples import alike
 from ..machines import llama_profile
 
 MiB = 2**20
@@ -59,7 +58,8 @@ def measured(whole: Any, found: Plan) -> MemoryPeaks:
 
 
 @pytest.mark.usefixtures("caching")
-@alike("budget", [27 * MiB, 60 * MiB], first=1)
+@pytest.mark.parametrize("budget", [27 * MiB, 60 * MiB])
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_peak_of_tensors_is_that_of_their_blocks_and_reserved_bytes_keep_to_the_plan(budget: int) -> None:
     """Resident, and streamed through slots."""

@@ -15,7 +15,7 @@ from bigmodel.plan.search.filling import Option, options_of, place_greedily
 from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 from bigmodel.plan.search.search import search
 from bigmodel.plan.time.cost import Visit, seconds_of_pass
-from tests.examples import few
+from tests.examples import alike, few
 
 from .groups import group, placement_of
 
@@ -83,7 +83,7 @@ def test_a_model_of_few_parts_is_placed_as_brute_force_would(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [5, 8, 11])
+@alike("budget", [5, 8, 11], first=1)
 def test_twelve_equal_blocks_are_placed_as_brute_force_would(budget: int) -> None:
     items = [group(1)] * 12
     costs = [(1.0, 9.0, 1.5)] * 12

@@ -13,6 +13,7 @@ from bigmodel.plan import Plan, plan
 from bigmodel.profile import Profile
 from bigmodel.profile.machine.machine import MachineProfile
 
+from ...examples import alike
 from ..machines import computing, llama_profile, machine
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -38,7 +39,7 @@ def within(made: Plan, given: Mapping[Any, int]) -> bool:
 
 
 @pytest.mark.parametrize("known", [None, machine(1e13, accelerator=1e-10)], ids=["nominal", "measured"])
-@pytest.mark.parametrize("count", [2, 3, 4])
+@alike("count", [3, 4, 2], first=2)
 def test_the_slowest_stage_is_close_to_the_mean(count: int, known: MachineProfile | None) -> None:
     of = llama_profile(**DEEP)
     given = budgets(of, *[1 / count + 0.06] * count)

@@ -41,6 +41,7 @@ def step(found: Plan) -> float:
     return found.prediction.token
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_both_at_once_beat_either_alone_where_they_are_about_as_fast() -> None:
     found = planned(1e9)
@@ -90,6 +91,7 @@ def test_steps_of_routers_that_choose_again_are_predicted_shorter_and_prompts_ar
     assert step(planned(1e9, "stream", expert_reuse=1.0)) < step(again) < 0.8 * step(random)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_experts_that_the_host_computes_are_not_there_when_they_are_chosen_again() -> None:
     def saved(offload: str) -> float:

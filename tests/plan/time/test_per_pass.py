@@ -16,7 +16,7 @@ from bigmodel.plan.time.cost import CostModel
 from bigmodel.plan.time.per_pass import streamed_from
 from bigmodel.plan.time.unit_cost import UnitCost
 from bigmodel.profile import Profile, profile_model
-from tests.examples import few
+from tests.examples import alike, few
 
 from ...profile.models import tiny_llama
 from ..machines import machine
@@ -92,13 +92,13 @@ def test_the_threshold_grows_as_the_link_becomes_slower() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("link", "host"), [(1e10, 1e-8), (1e5, 1e-10)])
+@alike(("link", "host"), [(1e10, 1e-8), (1e5, 1e-10)], first=1)
 def test_prompt_and_step_run_alike_if_one_form_is_always_faster(link: float, host: float) -> None:
     assert planned(profile(), link=link, host=host).computed_below == {}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"per_pass": False}, {"offload": "stream"}])
+@alike("options", [{"offload": "stream"}, {"per_pass": False}], first=1)
 def test_per_pass_choices_are_made_only_if_allowed(options: dict[str, Any]) -> None:
     assert planned(profile(), **options).computed_below == {}
 

@@ -87,6 +87,7 @@ def test_a_profile_that_cannot_be_used_is_named_once(tmp_path: Path, caplog: pyt
     assert "bigmodel probe" in said
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_profile_that_was_measured_on_a_busy_machine_is_used_with_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

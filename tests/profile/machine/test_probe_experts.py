@@ -15,6 +15,8 @@ from bigmodel.dispatch import from_pretrained
 from bigmodel.profile.machine.probe_experts import MiniatureExperts, expert_overhead, miniature_call
 from bigmodel.profile.machine.timing import QUICK
 
+from ...examples import alike
+
 
 def calls_in(work: Callable[[], object]) -> int:
     """Return how many function calls, in Python and C, `work` makes in this thread."""
@@ -50,7 +52,7 @@ def test_prefetching_has_an_overhead_per_expert() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", [2, 8])
+@alike("chosen", [2, 8], first=1)
 def test_the_miniature_makes_as_many_calls_as_a_layer_of_a_dispatched_mixture(chosen: int, tmp_path: Path) -> None:
     two, four = (calls_of_dispatching(layers, chosen, tmp_path / str(layers)) for layers in (2, 4))
     assert (four - two) / 2 == pytest.approx(calls_in(miniature_call(chosen)), rel=0.3)

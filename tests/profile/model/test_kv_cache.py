@@ -7,6 +7,7 @@ from torch import nn
 from bigmodel.errors import PlanError
 from bigmodel.profile import kv_cache_bytes, layer_cache_bytes, profile_model
 
+from ...examples import alike
 from ..models import on_meta
 
 SMALL = {
@@ -18,12 +19,12 @@ CONFIGS = {
     "llama": lambda: t.LlamaConfig(**SMALL),
     "gpt2": lambda: t.GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=100),
     "qwen3": lambda: t.Qwen3Config(**SMALL, head_dim=16),
-    "mixtral": lambda: t.MixtralConfig(**SMALL, sliding_window=16),
-    "gemma3": lambda: t.Gemma3TextConfig(**{**SMALL, "num_hidden_layers": 7}, sliding_window=16, head_dim=16),
     "deepseek": lambda: t.DeepseekV3Config(
         **{**SMALL, "num_key_value_heads": 8, "num_hidden_layers": 4}, moe_intermediate_size=32,
         n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2,
     ),
+    "mixtral": lambda: t.MixtralConfig(**SMALL, sliding_window=16),
+    "gemma3": lambda: t.Gemma3TextConfig(**{**SMALL, "num_hidden_layers": 7}, sliding_window=16, head_dim=16),
 }  # fmt: skip
 
 
@@ -33,13 +34,10 @@ def model(name: str) -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     ("name", "cache"),
-    [
-        *((name, "dynamic") for name in CONFIGS),
-        ("llama", "static"),
-        *(pytest.param(name, "static", marks=pytest.mark.long) for name in ("gemma3", "deepseek")),
-    ],
+    [("llama", "static"), *((name, "dynamic") for name in CONFIGS), ("gemma3", "static"), ("deepseek", "static")],
+    first=5,
 )
 def test_the_formula_agrees_with_the_models_own_cache(name: str, cache: str) -> None:
     found = model(name)

@@ -75,7 +75,7 @@ def test_passed_layers_count_tokens_without_taking_memory() -> None:
 
 
 @pytest.mark.slow
-@alike("cut", [(1, 3), (0, 2), (2, 4)], first=2)
+@alike("cut", [(0, 2), (1, 3), (2, 4)], first=1)
 def test_a_stage_alone_is_profiled_as_the_stage_within_its_model(cut: tuple[int, int]) -> None:
     model, shape = llama(), {"context_length": 16, "new_tokens": 4}
     before = {name: (tensor.device, tensor.shape) for name, tensor in model.state_dict().items()}

@@ -16,6 +16,7 @@ from bigmodel.profile.trace.events import OUTSIDE, Allocate, Enter, Leave, Route
 from bigmodel.profile.trace.ledger import replay
 from bigmodel.profile.trace.recorder import Recorder
 
+from ...examples import alike
 from ..models import Stack, on_meta, tiny_llama
 
 CPU = torch.device("cpu")
@@ -205,7 +206,7 @@ def test_on_a_virtual_accelerator_its_own_kernels_are_recorded(accelerators: Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["t5", "bert", "mixtral", "whisper", "vit"])
+@alike("family", ["bert", "mixtral", "vit", "t5", "whisper"], first=3)
 def test_families_of_models_are_run_by_their_configs(family: str) -> None:
     model, names = _family(family)
     assert list(run(model, Workload(2, 33, 8))) == names

@@ -96,10 +96,11 @@ def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int
 @pytest.mark.parametrize(
     ("family", "batch_size", "prompt", "new_tokens"),
     [
-        ("gpt2", 3, 40, 2),
-        ("electra", 2, 30, 2),
         ("llama", 1, 60, 1),
-        *some([("mixtral", 2, 3, 8), ("llama", 2, 3, 8), ("opt", 3, 3, 3)], first=1),
+        pytest.param("gpt2", 3, 40, 2, marks=pytest.mark.long),
+        pytest.param("electra", 2, 30, 2, marks=pytest.mark.long),
+        pytest.param("mixtral", 2, 3, 8, marks=pytest.mark.long),
+        *some([("llama", 2, 3, 8), ("opt", 3, 3, 3)], first=0),
     ],
 )
 def test_the_peak_of_generate_is_predicted_to_the_byte(
@@ -119,7 +120,8 @@ def test_the_peak_of_generate_is_predicted_to_the_byte(
     ("family", "prompt", "new_tokens"),
     [
         *some([("mistral", 60, 2), ("gemma2", 60, 2)], first=1),
-        *((name, 22, 4) for name in some(["gemma2", *FURTHER_WINDOWED], first=1)),
+        pytest.param("gemma2", 22, 4, marks=pytest.mark.long),
+        *((name, 22, 4) for name in some(FURTHER_WINDOWED, first=0)),
     ],
 )
 def test_the_peak_of_sliding_windows_is_predicted_to_the_byte(family: str, prompt: int, new_tokens: int) -> None:
@@ -213,7 +215,7 @@ def test_peaks_of_two_accelerators_are_predicted_to_the_byte(family: str, apart:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "new_tokens"), [("gpt2", None), ("mixtral", 5)])
+@alike(("family", "new_tokens"), [("gpt2", None), ("mixtral", 5)], first=1)
 def test_a_resized_cache_is_that_of_forwards(
     family: str, new_tokens: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,7 +79,7 @@ def fuyu() -> Any:
 
 
 @pytest.mark.slow
-@alike("make", [llava_next, fuyu, instructblip, smolvlm, blip2], first=2)
+@alike("make", [fuyu, llava_next, instructblip, smolvlm, blip2], first=1)
 def test_the_memory_of_an_image_is_known(make: Callable[[], Any]) -> None:
     profile = profile_model(make(), context_length=64, new_tokens=2)
     assert profile.phases

@@ -66,6 +66,7 @@ def test_a_model_within_another_initialises_its_own() -> None:
     assert initial_buffers(model) == {id(layer.stride): torch.tensor(3) for layer in model.inner.layers}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_codec_on_meta_is_planned_as_the_one_with_weights() -> None:
     config = t.EncodecConfig(num_filters=4, hidden_size=16, codebook_size=16, codebook_dim=16, num_lstm_layers=1)

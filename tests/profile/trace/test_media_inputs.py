@@ -54,6 +54,7 @@ def test_a_robot_is_given_its_state_noise_an_image_and_a_text_with_a_token_for_e
     }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_transducer_is_given_a_token_beside_the_sound() -> None:
     encoder = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}

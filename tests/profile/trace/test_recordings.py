@@ -42,6 +42,7 @@ def test_shared_recordings_give_the_profiles_that_each_model_has_alone(monkeypat
     assert len(ran) == 1 + len(DEPTHS)  # none is shared outside
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_models_that_differ_in_more_share_nothing() -> None:
     def different() -> list[Profile]:

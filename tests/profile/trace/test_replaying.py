@@ -373,6 +373,7 @@ def test_old_keys_are_freed_where_the_call_freed_them(monkeypatch: pytest.Monkey
     assert not kept  # keys and values of the text so far
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_attention_that_reads_another_layer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def read_first(_module: nn.Module, cache: Any) -> None:

@@ -23,6 +23,7 @@ from bigmodel.profile.trace.session import ConstantsThroughHost, Session, caches
 from bigmodel.profile.trace.workload import Workload
 
 from ...accelerators import exact
+from ...examples import alike
 from ..models import Stack
 
 CPU = torch.device("cpu")
@@ -346,7 +347,7 @@ def test_no_other_thread_frees_gradients_some_time_after_the_forward() -> None:
 
 
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@alike("kind", [nn.GRU, nn.LSTM], first=1)
 def test_packed_sequences_are_planned_to_the_byte(kind: type[nn.RNNBase]) -> None:
     x, lengths = torch.ones(3, 16, WIDTH), torch.tensor([5, 16, 11])
     planned, taken = planned_and_taken(Encoder(kind), x, lengths)

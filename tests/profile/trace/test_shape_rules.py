@@ -11,14 +11,14 @@ import torch
 from bigmodel.profile.trace.fake_kernels import by_pytorch, derive, fake_mode
 from bigmodel.profile.trace.shape_rules import RULES
 
-from ...examples import some
+from ...examples import alike, some
 
 aten = torch.ops.aten
 
 SHAPES = [(5,), (1,), (2, 1, 5), (1, 3, 1), (2, 3, 5), (2, 3, 1), (4, 1, 3, 5), (), (0, 5)]
 DTYPES = [torch.bfloat16, torch.float32, torch.int16, torch.int64, torch.bool]
 
-TWO = [aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor]
+TWO = [aten.div.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor]
 ONE = [
     aten.neg.default, aten.cos.default, aten.rsqrt.default, aten.sigmoid.default, aten.silu.default, aten.sin.default,
     aten.alias.default, aten.detach.default,
@@ -62,7 +62,15 @@ LAYOUTS = list(itertools.product(SHAPES, DTYPES))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("func", [*TWO, *some(IN_PLACE, first=2)], ids=str)
+@pytest.mark.parametrize(
+    "func",
+    [
+        TWO[0],
+        *(pytest.param(func, marks=pytest.mark.long) for func in [*TWO[1:], *IN_PLACE[:2]]),
+        *some(IN_PLACE[2:], first=0),
+    ],
+    ids=str,
+)
 def test_results_of_two_tensors(func: Any) -> None:
     """All shapes meet, of a few dtypes, and all dtypes, of tensors with dimensions and without."""
     found = tensors(LAYOUTS)
@@ -78,7 +86,7 @@ def test_results_of_one_tensor(func: Any) -> None:
     assert sum(has_rule(func, each) for each in tensors(LAYOUTS))
 
 
-@pytest.mark.parametrize(("func", "number"), WITH_NUMBER, ids=str)
+@alike(("func", "number"), WITH_NUMBER, first=-1, ids=str)
 def test_results_with_a_number(func: Any, number: float) -> None:
     assert sum(has_rule(func, each, number) for each in tensors(LAYOUTS))
 

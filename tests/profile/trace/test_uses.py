@@ -70,7 +70,7 @@ CLASSIFIERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", CLASSIFIERS)
+@alike("family", [*CLASSIFIERS], first=1)
 def test_classifiers_that_look_for_the_end_of_a_text_are_given_one(family: str) -> None:
     kind, config = CLASSIFIERS[family]
     config.decoder_start_token_id = 0
@@ -141,6 +141,7 @@ def test_any_model_runs_on_an_example() -> None:
 
 
 @pytest.mark.usefixtures("accelerators")
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_that_has_its_language_model_generate_is_planned_with_keys_and_values() -> None:
     model: Any = OTHERS["blip-2"]().eval()

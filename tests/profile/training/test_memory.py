@@ -24,6 +24,7 @@ from bigmodel.profile.training.memory import (
     training_memory,
 )
 
+from ...examples import alike
 from ..models import tiny_llama
 
 SIZES: dict[str, Any] = {
@@ -64,7 +65,7 @@ def measured(model: Any, inputs: dict[str, torch.Tensor], make: Any) -> int:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize(("name", "make"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
+@alike(("name", "make"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)], first=1)
 def test_a_step_of_a_text_model_is_predicted_to_the_byte(name: str, make: Any) -> None:
     model = llama()
     predicted = training_memory(model, 2, 32, name, device_type="virtual")

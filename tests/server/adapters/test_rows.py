@@ -122,9 +122,10 @@ def test_sequences_that_are_computed_one_by_one_have_adapters_too(
         assert {name: answer(engine, name) for name in PROMPTS} == {name: expected(folders, name) for name in PROMPTS}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.long), 0.5])
+@pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_streamed_model_keeps_to_its_budget_with_adapters(folders: dict[str, Path], share: float) -> None:
     model = tiny_model(layers=LAYERS)
     wide = {name: write_adapter(model, folder.with_name(f"{name}-8"), seed=3) for name, folder in folders.items()}

@@ -69,6 +69,7 @@ def test_sequences_at_once_are_limited_by_memory(placed: Loaded) -> None:
     assert most == SEQUENCES
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_attention_gathers_from_pages_keeps_to_the_budget(tmp_path: Path, accelerators: None) -> None:
     """More sequences than planned share the memory that is left; texts that made room for others are computed again,

@@ -23,7 +23,6 @@ from bigmodel.server.engine import Done, Engine, EngineOptions, Failed, build_en
 from bigmodel.server.http.status import devices
 from bigmodel.server.loading import PlannedModel, load
 from bigmodel.server.models.running import RunningModel
-from tests.examples import alike
 from tests.server.tiny import Collector, ask, tiny_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.usefixtures("accelerators"), pytest.mark.slow]
@@ -90,6 +89,7 @@ def asked(engine: Engine, *prompts: str) -> list[Collector]:
     return found
 
 
+@pytest.mark.long
 def test_tokens_are_those_with_all_on_the_accelerator_and_all_budgets_hold(
     folder: Path, whole: list[list[int]], tmp_path: Path
 ) -> None:
@@ -127,7 +127,10 @@ def test_memory_of_each_tier_is_shown(folder: Path, tmp_path: Path) -> None:
     assert shown["disk"]["kv_used"] == 0
 
 
-@alike(("operation", "why"), [("read", os.strerror(errno.EIO)), ("written", os.strerror(errno.ENOSPC))], first=1)
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("operation", "why"), [("read", os.strerror(errno.EIO)), ("written", os.strerror(errno.ENOSPC))]
+)
 def test_a_disk_that_fails_ends_the_requests_that_need_it_with_one_line(
     operation: str,
     why: str,

@@ -18,6 +18,7 @@ from bigmodel.server.engine import Done, Engine, EngineOptions, build_engine
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 from bigmodel.server.engine.scheduling.scheduler import RESTORED_BLOCKS, ScheduledTokens
 from bigmodel.server.loading import load
+from tests.examples import alike
 from tests.server.tiny import Collector, ask, fresh_tokenizer, tiny_model, tiny_tokenizer
 
 B = PROMPT_BLOCK
@@ -71,7 +72,7 @@ def said(collector: Collector) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["host", pytest.param("resident", marks=pytest.mark.long), "streamed"])
+@alike("place", [*PLACES], first=1)
 def test_a_new_engine_continues_what_another_has_computed(
     checkpoint: Path, tmp_path: Path, place: str, accelerators: None
 ) -> None:
@@ -90,7 +91,7 @@ def test_a_new_engine_continues_what_another_has_computed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES)
+@alike("place", [*PLACES], first=1)
 def test_an_engine_that_has_computed_another_prompt_reads_files_too(
     checkpoint: Path, tmp_path: Path, place: str, accelerators: None
 ) -> None:
@@ -151,7 +152,7 @@ def test_a_torn_file_is_computed_again(checkpoint: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", ["weights", "tokenizer", "placement"])
+@alike("change", ["tokenizer", "weights", "placement"], first=1)
 def test_blocks_of_another_model_tokenizer_or_place_are_not_used(
     checkpoint: Path, tmp_path: Path, change: str, accelerators: None
 ) -> None:

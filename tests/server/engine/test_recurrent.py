@@ -130,7 +130,7 @@ MAMBA, FALCON_MAMBA, JAMBA, ZAMBA = SCANNED = tuple(
 )
 MAMBA2, FALCON_H1, ZAMBA2 = (pytest.param(make, marks=goes_on) for make in (mamba2, falcon_h1, zamba2))
 MIXTURES = (qwen3_next, JAMBA, qwen3_5_moe)
-ALL = (MAMBA, FALCON_MAMBA, MAMBA2, FALCON_H1, ZAMBA2, lfm2, bamba, qwen3_5, *MIXTURES, ZAMBA)
+ALL = (MAMBA, FALCON_MAMBA, MAMBA2, FALCON_H1, lfm2, bamba, qwen3_5, *MIXTURES, ZAMBA, ZAMBA2)
 LIKE_OTHERS = (falcon_mamba, zamba, zamba2, falcon_h1, bamba)
 """Whose states are those of another one's: what happens to a batch is tried with these by `-m long`."""
 
@@ -166,8 +166,8 @@ def together(engine: Engine, asked: list[list[int]], tokens: int) -> list[Any]:
 @pytest.mark.slow
 @alike(
     "make",
-    [MAMBA, MAMBA2, FALCON_H1, lfm2, qwen3_5, qwen3_next, ZAMBA2, JAMBA, qwen3_5_moe, FALCON_MAMBA, ZAMBA, bamba],
-    first=6,
+    [lfm2, MAMBA, MAMBA2, FALCON_H1, qwen3_5, qwen3_next, ZAMBA2, JAMBA, qwen3_5_moe, FALCON_MAMBA, ZAMBA, bamba],
+    first=1,
 )
 def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[[], Any]) -> None:
     model = built(make)
@@ -183,12 +183,10 @@ def test_sequences_of_a_batch_have_the_tokens_of_the_model_alone(make: Callable[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     "make",
-    [
-        *(MAMBA, MAMBA2, lfm2, qwen3_5),
-        *(pytest.param(make, marks=[goes_on, pytest.mark.long]) for make in LIKE_OTHERS),
-    ],
+    [lfm2, MAMBA, MAMBA2, qwen3_5, *(pytest.param(make, marks=goes_on) for make in LIKE_OTHERS)],
+    first=1,
 )
 def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callable[[], Any]) -> None:
     model = built(make)
@@ -206,7 +204,7 @@ def test_bits_do_not_depend_on_the_batch_on_chunks_or_on_preemption(make: Callab
 
 
 @pytest.mark.slow
-@alike("make", ALL, first=len(ALL) - 1)
+@alike("make", ALL, first=len(ALL) - 2)
 def test_long_prompts_are_computed_in_blocks(make: Callable[[], Any]) -> None:
     model = built(make)
     engine = tiny_engine(model)
@@ -362,7 +360,7 @@ def test_an_accelerator_keeps_to_its_budget_with_states_of_more_sequences_than_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [lfm2, mamba, pytest.param(zamba2, marks=pytest.mark.long)])
+@alike("make", [lfm2, mamba, zamba2], first=1)
 def test_streamed_layers_give_the_same_bits(make: Callable[[], Any], accelerators: None) -> None:
     found = []
     for home in ("virtual:0", "cpu"):

@@ -175,6 +175,7 @@ def test_long_prompts_and_prefixes_that_are_shared() -> None:
         assert all(end.cached_tokens > 0 for end, _ in found) or not cached
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sequences_are_preempted_and_go_on() -> None:
     virtual.enable(count=2, strict=True, late_compute=True)

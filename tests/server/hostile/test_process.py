@@ -218,7 +218,7 @@ def hostile(size: int) -> dict[str, tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("name", hostile(1000))
-@pytest.mark.parametrize("size", [LIMIT - 1000, MOST_BODY_BYTES - 1000])
+@alike("size", [LIMIT - 1000, MOST_BODY_BYTES - 1000], first=1)
 def test_large_wrong_bodies_are_refused_in_few_bytes(drafting: Attacked, name: str, size: int) -> None:
     path, body = hostile(size)[name]
     with drafting.goes_on():

@@ -207,10 +207,11 @@ def held(models: dict[str, ServedModel]) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "number"),
-    [(1, 5), *(pytest.param(seed, 60, marks=[pytest.mark.long, pytest.mark.timeout(600)]) for seed in range(2, 12))],
+    [(1, 5), *(pytest.param(seed, 60, marks=pytest.mark.timeout(600)) for seed in range(2, 12))],
 )
 def test_clients_at_random_moments_leave_nothing(
     folders: dict[str, str],

@@ -20,6 +20,8 @@ from torch.utils.data import (
 from bigmodel.train import DataLoaderShard, GradientState, prepare_data_loader, skip_first_batches
 from bigmodel.train.data.loader import LoaderProgress
 
+from ...examples import alike
+
 
 class Noisy(Dataset[torch.Tensor]):
     """A dataset whose transform draws from all three generators."""
@@ -49,7 +51,7 @@ def seeded() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
+@alike("workers", [0, 1], first=1)
 def test_batches_and_draws_are_those_of_the_bare_loader(workers: int) -> None:
     loader = DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=workers)
     seeded()
@@ -60,19 +62,20 @@ def test_batches_and_draws_are_those_of_the_bare_loader(workers: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@alike(
     "loader",
     [
         DataLoader(range(10), batch_size=3),
-        DataLoader(range(10), batch_size=3, num_workers=2),
         DataLoader(range(9), batch_size=3, drop_last=True),
         DataLoader(range(5), batch_size=None),
         DataLoader(range(6), batch_sampler=[[0, 1, 2], [3], [4, 5]]),
         DataLoader(range(6), batch_size=2, sampler=WeightedRandomSampler([1.0] * 6, 5)),
         DataLoader(Stream(), batch_size=3),
         DataLoader(Stream(), batch_size=None),
+        DataLoader(range(10), batch_size=3, num_workers=2),
     ],
-    ids=["map", "workers", "drop_last", "unbatched", "batch_sampler", "weighted", "iterable", "iterable_unbatched"],
+    first=7,
+    ids=["map", "drop_last", "unbatched", "batch_sampler", "weighted", "iterable", "iterable_unbatched", "workers"],
 )
 def test_the_last_batch_is_known_when_it_is_given(loader: DataLoader[Any]) -> None:
     prepared = prepare_data_loader(loader)
@@ -172,13 +175,13 @@ def test_seedable_shuffling_does_not_touch_the_global_generator() -> None:
     assert first[0] != first[1]
 
 
-@pytest.mark.parametrize(
+@alike(
     ("taken", "workers", "seedable"),
     [
         *((taken, 0, seedable) for taken in (1, 2, 4) for seedable in (False, True)),
-        pytest.param(2, 1, False, marks=pytest.mark.slow),
-        pytest.param(2, 1, True, marks=[pytest.mark.slow, pytest.mark.long]),
+        *((2, 1, seedable) for seedable in (False, True)),
     ],
+    first=6,
 )
 def test_an_interrupted_pass_is_continued_in_its_order(taken: int, workers: int, seedable: bool) -> None:
     def loader() -> DataLoaderShard:
@@ -279,14 +282,16 @@ def test_a_pass_that_was_left_is_taken_up_only_by_skipping_into_it() -> None:
     assert sorted(order + rest) == list(range(10))
 
 
-@pytest.mark.parametrize(
+@alike(
     ("workers", "make"),
     [
-        pytest.param(0, lambda: Stream(10), id="0-iterable"),
-        pytest.param(0, lambda: range(10), id="0-map"),
-        pytest.param(2, lambda: range(10), id="2-map", marks=pytest.mark.slow),
-        pytest.param(2, lambda: Stream(10), id="2-iterable", marks=[pytest.mark.slow, pytest.mark.long]),
+        (0, lambda: Stream(10)),
+        (0, lambda: range(10)),
+        (2, lambda: range(10)),
+        (2, lambda: Stream(10)),
     ],
+    first=2,
+    ids=["0-iterable", "0-map", "2-map", "2-iterable"],
 )
 def test_a_stateful_loader_goes_on_by_itself(make: Any, workers: int) -> None:
     pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")

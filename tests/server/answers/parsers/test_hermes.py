@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.examples import alike
 from tests.server.answers.parsers.reading import Answer, form, read, special
 
 ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris, \\"FR\\"", "days": 3}}\n</tool_call>'
@@ -40,9 +41,11 @@ def test_tags_within_texts_are_texts() -> None:
     assert read(form("hermes"), text) == Answer(calls=[("get_time", {"zone": "<tool_call>"})])
 
 
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize(
-    "zone", ["</tool_call>", 'a "</tool_call>\n<tool_call>\\', "</tool_call>" * 3, "<tool_call>{}</tool_call>"]
+@alike("streams", [True, False], first=1)
+@alike(
+    "zone",
+    ["<tool_call>{}</tool_call>", "</tool_call>", 'a "</tool_call>\n<tool_call>\\', "</tool_call>" * 3],
+    first=1,
 )
 def test_the_last_tag_within_a_string_is_text(zone: str, streams: bool) -> None:
     how, call = form("hermes", streams=streams), ("get_time", {"zone": zone})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bigmodel.server.answers.parsers.invoke_xml import DEEPSEEK, MINIMAX, InvokeMarks
+from tests.examples import alike
 from tests.server.answers.parsers.reading import Answer, form, read, special
 
 FAMILIES = pytest.mark.parametrize(("tools", "marks"), [("deepseek-dsml", DEEPSEEK), ("minimax", MINIMAX)])
+ONE_FAMILY = alike(("tools", "marks"), [("minimax", MINIMAX), ("deepseek-dsml", DEEPSEEK)], first=1)
 PARIS = ("get_weather", {"city": 'Paris\n "12"', "days": 3})
 TIME = ("get_time", {})
 
@@ -27,7 +29,7 @@ def block(marks: InvokeMarks, *calls: str, number: int = 0) -> str:
     return f"{begin}\n{''.join(calls)}{end}"
 
 
-@FAMILIES
+@ONE_FAMILY
 @pytest.mark.parametrize("marked", [False, True])
 def test_one_call_and_several(tools: str, marks: InvokeMarks, marked: bool) -> None:
     how = form(tools, special=special(tools) if marked else {})
@@ -41,7 +43,7 @@ def test_the_block_of_the_next_version() -> None:
     assert read(form("deepseek-dsml"), block(DEEPSEEK, call(DEEPSEEK), number=1)) == Answer(calls=[PARIS])
 
 
-@FAMILIES
+@ONE_FAMILY
 def test_tags_within_a_value_are_text(tools: str, marks: InvokeMarks) -> None:
     for city in (marks.call_end, f"{marks.argument_end} a", marks.blocks[0][1], f"{marks.call_end}\n" * 2):
         wanted = [("get_weather", {"city": city, "days": 3}), PARIS]

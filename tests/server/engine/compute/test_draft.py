@@ -10,6 +10,7 @@ import transformers
 
 from bigmodel.errors import ServeError
 from bigmodel.server.engine import Done, Engine, EngineOptions, build_engine
+from tests.examples import alike
 from tests.server.engine.test_engine import flat, prompts, run_alone, settings
 from tests.server.tiny import ask, tiny_model, tiny_tokenizer
 
@@ -30,9 +31,7 @@ def expected(asked: list[list[int]], tokens: int) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "draft_seed", [pytest.param(0, id="accepted"), pytest.param(1, id="rejected", marks=pytest.mark.slow)]
-)
+@alike("draft_seed", [0, 1], first=1, ids=["accepted", "rejected"])
 def test_the_bits_are_those_without_a_draft_model(draft_seed: int) -> None:
     asked = prompts(5, 200)
     alone = expected(asked, 10)
@@ -55,6 +54,7 @@ def test_a_model_that_drafts_for_itself_saves_steps() -> None:
     engine.stop()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_bits_are_those_without_a_draft_model_when_memory_is_short() -> None:
     asked = prompts(6, 200)

@@ -28,6 +28,7 @@ from bigmodel.server.engine.compute.host_linear import (
     probe_row_multiple,
 )
 from bigmodel.server.engine.compute.runner import PackedRunner
+from tests.examples import alike
 from tests.server.tiny import ask, tiny_engine, tiny_model
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
@@ -153,7 +154,7 @@ def test_a_step_uses_the_chosen_library_and_does_not_change_the_model(monkeypatc
 
 @pytest.mark.slow
 @needs_onednn
-@pytest.mark.parametrize("library", ["torch", "onednn"])
+@alike("library", ["torch", "onednn"], first=1)
 def test_a_request_gets_the_same_tokens_alone_and_in_a_batch(library: Any) -> None:
     engine = tiny_engine(host_linear=library)
     try:
@@ -167,9 +168,7 @@ def test_a_request_gets_the_same_tokens_alone_and_in_a_batch(library: Any) -> No
         engine.stop()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "threads"), [(torch.float32, 1), pytest.param(torch.bfloat16, 2, marks=pytest.mark.slow)]
-)
+@alike(("dtype", "threads"), [(torch.float32, 1), (torch.bfloat16, 2)], first=1)
 def test_padded_to_the_multiple_a_row_is_the_same_in_any_company(dtype: torch.dtype, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

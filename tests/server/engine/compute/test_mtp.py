@@ -171,11 +171,10 @@ def test_a_head_that_is_right_saves_steps(tmp_path: Path, monkeypatch: pytest.Mo
     assert engine.core.steps == 11
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize(
-    "size", [pytest.param(6 << 20, id="streamed"), pytest.param(24 << 20, id="resident", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("size", [6 << 20, 24 << 20], ids=["streamed", "resident"])
 def test_its_bytes_are_in_the_plan_and_the_budget_holds(size: int, tmp_path: Path) -> None:
     large = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 32, "num_hidden_layers": 4}
     save_with_head(tmp_path / "model", "glm4_moe", first_k_dense_replace=7, **large)

@@ -13,6 +13,7 @@ from bigmodel.errors import ServeError
 from bigmodel.server.engine import Done, Engine, EngineOptions, build_engine
 from bigmodel.server.engine.compute.prompt_lookup import LENGTHS, MOST_PAUSE, PromptLookup
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams
+from tests.examples import alike
 from tests.server.engine.test_engine import flat, prompts
 from tests.server.tiny import ask, tiny_model, tiny_tokenizer
 
@@ -110,7 +111,7 @@ FEW_TOKENS = {"logit_bias": dict.fromkeys((5, 6, 7), 60.0), "ignore_eos": True}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@alike("temperature", [1.0, 0.0], first=1)
 def test_the_bits_are_those_without_it(temperature: float) -> None:
     asked = prompts(5)
 

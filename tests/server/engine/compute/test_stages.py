@@ -17,6 +17,7 @@ from bigmodel.profile.model.stage import cut_stage
 from bigmodel.server.engine import Engine, EngineOptions, build_engine
 from bigmodel.server.engine.compute.runner import PackedRunner
 from bigmodel.server.engine.compute.stages import PackedCaches
+from tests.examples import alike
 from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
 PROMPTS = ("the cat sat on the mat " * 8, "a", "in the beginning")
@@ -83,7 +84,7 @@ def answered(engine: Engine, **params: Any) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cuts", [(1,), (1, 3)])
+@alike("cuts", [(1,), (1, 3)], first=1)
 def test_a_batch_over_stages_has_the_tokens_of_one_process(cuts: tuple[int, ...]) -> None:
     model = tiny_model(layers=4)
     whole = tiny_engine(copy.deepcopy(model), row_multiple=8, host_linear="torch")

@@ -17,6 +17,7 @@ from bigmodel.server.engine.compute import varlen
 from bigmodel.server.engine.compute.attention import attend
 from bigmodel.server.engine.compute.varlen import batched_kernel
 from bigmodel.server.engine.core import EngineCore
+from tests.examples import alike
 from tests.server.tiny import Collector, make_request, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -79,7 +80,7 @@ def tokens(core: EngineCore) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 4}], ids=["grouped", "all heads"])
+@alike("changes", [{"num_key_value_heads": 4}, {}], first=1, ids=["all heads", "grouped"])
 def test_a_step_makes_one_attention_call_in_each_layer(kernel: LoopKernel, changes: dict[str, Any]) -> None:
     batched = core("virtual:0", **changes)
     assert tokens(batched) == tokens(core("cpu", **changes))

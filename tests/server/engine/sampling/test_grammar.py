@@ -19,6 +19,7 @@ from bigmodel.server.engine import Failed
 from bigmodel.server.engine.sampling.expressions import json_text
 from bigmodel.server.engine.sampling.grammar import GrammarCompiler, GrammarError, grammar_size
 from bigmodel.server.engine.sampling.kept import Kept
+from tests.examples import alike
 from tests.server.grammars import LocalState
 from tests.server.tiny import ask, tiny_engine, tiny_tokenizer
 
@@ -43,7 +44,7 @@ def compiler(stops: tuple[int, ...] = (260,)) -> GrammarCompiler:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stops", [(260,), ()])
+@alike("stops", [(), (260,)], first=1)
 def test_random_models_write_valid_answers(stops: tuple[int, ...]) -> None:
     grammar = compiler(stops).compile(json_text(SCHEMA))
     engine = tiny_engine()
