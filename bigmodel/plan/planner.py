@@ -57,6 +57,7 @@ from .search.fewer_slots import with_slots
 from .search.filling import greedy_assignment, least_resident
 from .search.items import Capacity
 from .search.searcher import OFFLOADS, Searcher, capacity_around
+from .search.split_blocks import with_split_blocks
 from .time.cost import CostModel, Objective
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -143,7 +144,9 @@ def plan(
             tokens per second within the budgets, up to `MOST_SEQUENCES` (see `plan.search.batch`).
         context_length: tokens of a sequence at its end; None: a default; 0: no KV cache and no activations.
         dtype: what floating point parameters will be cast to when loaded; None: as they are.
-        no_split_module_classes: class names not to be split; None: find them.
+        no_split_module_classes: class names not to be split; None: find them. Then blocks are split where one
+            accelerator can run them only so, or is predicted to be faster so, as slots for whole ones take much of its
+            memory (see `plan.search.split_blocks`); not where experts are fetched one by one.
         main_device: device of the inputs, on which all streamed parts run then; None: the inputs are on the first
             accelerator on which a part fits, and streamed parts on as many as make a pass faster.
         new_tokens: number of the context's tokens that are generated; None: any number, so the prompt may fill it.
@@ -234,11 +237,12 @@ def plan(
     micro_batch_size = _checked_micro_batch_size(micro_batch_size, are_rows_fixed or draft is not None)
 
     @lru_cache(maxsize=PROFILES)
-    def profile_of(batch_size: int, **shape: Any) -> Profile:
+    def profile_of(batch_size: int, split_blocks: bool, **shape: Any) -> Profile:
         return _profile(
             model,
             dtype=dtype,
             no_split_module_classes=no_split_module_classes,
+            split_blocks=split_blocks,
             device_type=device_type_of(budgets),
             batch_size=batch_size,
             context_length=context_length,
@@ -250,7 +254,8 @@ def plan(
             **shape,
         )
 
-    shapes = _Shapes(request, profile_of, budgets, draft, prefill_chunk_size, micro_batch_size)
+    may_split = no_split_module_classes is None and not isinstance(model, Profile) and request.may_split_blocks
+    shapes = _Shapes(request, profile_of, budgets, draft, prefill_chunk_size, micro_batch_size, may_split)
     if batch_size is None and objective == "throughput" and not are_rows_fixed:
         return best_batch(shapes.plan)
     return shapes.plan(1 if batch_size is None else batch_size)
@@ -266,11 +271,12 @@ class _Shapes:
 
     Attributes:
         request: the arguments that do not depend on shapes.
-        profile_of: returns the profile at a batch size, and at further shapes by name.
+        profile_of: returns the profile at a batch size, of whole or split blocks, and at further shapes by name.
         budgets: those that the model shares with `draft`.
         draft: as for `plan`.
         prefill_chunk_size: as for `plan`.
         micro_batch_size: as for `plan`.
+        may_split: blocks may be split into their leaf modules.
     """
 
     request: _Request
@@ -279,26 +285,33 @@ class _Shapes:
     draft: Plan | None
     prefill_chunk_size: int | str | None
     micro_batch_size: int | str | None
+    may_split: bool
 
     def plan(self, batch_size: int) -> Plan:
         """Return the plan of a batch size."""
-        if self.request.accelerators and self.request.offload == "stream":
-            return with_slots(partial(self._plan_with_slots, batch_size), self.request.slots)
-        return self._plan_with_slots(batch_size, self.request.slots)
+        if not (self.request.accelerators and self.request.offload == "stream"):
+            return self._plan_with_slots(batch_size, False, self.request.slots)
 
-    def _plan_with_slots(self, batch_size: int, slots: int) -> Plan:
+        def plan_of(split_blocks: bool) -> Plan:
+            return with_slots(partial(self._plan_with_slots, batch_size, split_blocks), self.request.slots)
+
+        if not self.may_split:
+            return plan_of(False)
+        return with_split_blocks(plan_of, self.request.objective)
+
+    def _plan_with_slots(self, batch_size: int, split_blocks: bool, slots: int) -> Plan:
         request = replace(self.request, slots=slots)
-        plan_of = partial(self._plan_in_chunks, request, batch_size)
+        plan_of = partial(self._plan_in_chunks, request, batch_size, split_blocks)
         if isinstance(self.prefill_chunk_size, str):
             return with_chunks(plan_of, bool(request.accelerators))
         return plan_of(self.prefill_chunk_size)
 
-    def _plan_in_chunks(self, request: _Request, batch_size: int, chunk: int | None) -> Plan:
-        profile = self.profile_of(batch_size, prefill_chunk_size=chunk)
+    def _plan_in_chunks(self, request: _Request, batch_size: int, split_blocks: bool, chunk: int | None) -> Plan:
+        profile = self.profile_of(batch_size, split_blocks, prefill_chunk_size=chunk)
         if self.micro_batch_size is not None:
             from .search.micro_batches import with_micro_batches
 
-            forward_of = partial(self.profile_of, all_logits=True)
+            forward_of = partial(self.profile_of, split_blocks=split_blocks, all_logits=True)
             return with_micro_batches(request.plan, profile, self.micro_batch_size, forward_of, request.speeds)
         if self.draft is None:
             return request.plan(profile)
@@ -349,6 +362,12 @@ class _Request:
     def accelerators(self) -> dict[Key, int]:
         """Budgets of the accelerators that have one."""
         return {key: size for key, size in self.budgets.items() if is_accelerator(key) and size > 0}
+
+    @property
+    def may_split_blocks(self) -> bool:
+        """Whether other arguments leave it open that blocks are split: their keys and values stay on one device."""
+        searches = self.strategy == "auto" and self.objective != "fit"
+        return searches and self.per_pass and len(self.accelerators) == 1
 
     def known_speeds(self) -> MachineProfile | None:
         """Return the measured speeds of the machine to plan for; if seconds are asked for, this one is measured now.

@@ -10,13 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..arguments import check_choice, check_model, optional_whole_number, whole_number
+from ..arguments import check_choice, check_model, optional_whole_number, shown, whole_number
 from ..devices import HOST, format_size, torch_device
+from ..errors import PlanError
 from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
 from ..quantized.packable import packing_note
 from ..quantized.stored import StoredModule, published, stored_names
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
-from .model.units import UnitProfile, combining_module, find_no_split_classes, growing_layers, profile_units
+from .model.units import (
+    UnitProfile,
+    combining_module,
+    find_no_split_classes,
+    growing_layers,
+    profile_units,
+    split_units,
+)
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
 from .trace.events import OUTSIDE, Enter, Event, Leave
 from .trace.inputs import LABELS, InputSizes
@@ -238,6 +246,7 @@ def profile_model(
     host_kernels: str = EXACT,
     padded: bool = True,
     prefill_chunk_size: int | None = None,
+    split_blocks: bool = False,
 ) -> Profile:
     """Return the profile of `model`, without reading or allocating a weight.
 
@@ -260,6 +269,7 @@ def profile_model(
             them; "exact": it restores them.
         padded: memory is enough for padded sequences, too, whose mask takes some; False: for those without padding.
         prefill_chunk_size: tokens of each forward over a longer prompt; None: a prompt is one forward.
+        split_blocks: units are as small as possible (see `split_units`); `no_split_module_classes` must be None.
 
     Raises:
         PlanError: the context is longer than the model allows, or an argument is invalid.
@@ -283,7 +293,10 @@ def profile_model(
     check_choice("host_kernels", host_kernels, HOST_KERNELS)
     packed = host_kernels == PACKED
     packing = packing_note(model) if packed else ""
-    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, packed=packed)
+    if split_blocks and no_split_module_classes is not None:
+        raise PlanError(f"split_blocks splits {shown(no_split_module_classes)}, too: give one of the two arguments")
+    small = split_units(model) if split_blocks else None
+    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, units=small, packed=packed)
     wanted = None if dtype is None else normalize_dtype(dtype)
     phases: list[Phase] = []
     unknown = ""

@@ -124,7 +124,39 @@ def find_units(model: nn.Module, no_split_module_classes: Iterable[str] | str | 
     check_model(model)
     given = no_split_module_classes is not None
     classes = as_class_names(no_split_module_classes) if given else find_no_split_classes(model)
-    skeleton = _names_around_blocks(model, classes)
+    return _walk(model, classes, _names_around_blocks(model, classes))
+
+
+def split_units(model: nn.Module) -> list[UnitModule]:
+    """Split `model` into units as small as possible: its leaf modules, and modules that write to a key-value cache.
+
+    Keys and values are where their unit runs, so it is the whole attention of a layer, or the mixer that has a state. A
+    module that uses its children's weights itself is not split either.
+
+    Args:
+        model: any module, also on meta.
+
+    Raises:
+        PlanError: the model is not a module.
+    """
+    check_model(model)
+    caching = {
+        type(module).__name__
+        for module in model.modules()
+        if isinstance(getattr(module, "layer_idx", None), int)
+        and not any(layer_indices(child) for child in module.children())
+    }
+    return _walk(model, frozenset(caching), set())
+
+
+def _walk(model: nn.Module, classes: frozenset[str], skeleton: Collection[str]) -> list[UnitModule]:
+    """Return the units of a model: modules of `classes`, those that cannot be split, and leaf modules.
+
+    Args:
+        model: the model.
+        classes: names of classes that are not split.
+        skeleton: names of the modules that contain blocks; other composite modules are not split. Empty: they are.
+    """
     units: list[UnitModule] = []
     stack: list[tuple[str, nn.Module]] = [("", model)]
     while stack:

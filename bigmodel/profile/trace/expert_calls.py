@@ -66,31 +66,33 @@ class ExpertCall:
         """Yield the bytes that are taken and given back (negative), in order, as many of these as of those; the
         arguments are those of `peak`."""
         copies = [route.choice.rows * nbytes for nbytes in route.expert_tensors] if self.gathers or self.views else []
+        largest, began = max(copies, default=0), False
         beside = [rounding(nbytes) for nbytes in self.beside]
         yield from beside
         alive: dict[int, int] = {}
-        ahead: list[int] | None = None  # copies that are alive before their allocation was recorded
+        ahead: list[int] = []  # copies that are alive before their allocation was recorded
         for event in events:
             if isinstance(event, Allocate):
-                taken = rounding(self.bytes_of(event.nbytes, route))
-                if event.nbytes not in copies:
-                    alive[event.storage] = taken
-                    yield taken
+                # The function copies the largest one first. The rows' tokens, before it, may be as large as another
+                # copy, and so may results after it.
+                if event.nbytes not in copies or not (began or event.nbytes == largest):
+                    alive[event.storage] = rounding(self.bytes_of(event.nbytes, route))
+                    yield alive[event.storage]
                     continue
-                if self.views:
-                    continue
-                if ahead is None:
-                    ahead = [rounding(nbytes) for nbytes in copies]
+                if not began and not self.views:
+                    ahead = [*map(rounding, copies)]
                     yield from ahead
-                if taken in ahead:
-                    ahead.remove(taken)
-                    alive[event.storage] = taken
+                began = True
+                copies.remove(event.nbytes)
+                if not self.views:
+                    alive[event.storage] = rounding(event.nbytes)
+                    ahead.remove(alive[event.storage])
             elif isinstance(event, Free) and event.storage in alive:
                 yield -alive.pop(event.storage)
             elif isinstance(event, Scratch):
                 yield rounding(event.nbytes)
                 yield -rounding(event.nbytes)
-        yield from (-nbytes for nbytes in (*alive.values(), *(ahead or ()), *beside))
+        yield from (-nbytes for nbytes in (*alive.values(), *ahead, *beside))
         after = [rounding(nbytes) for nbytes in self.after]
         yield from after
         yield from (-nbytes for nbytes in after)

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from transformers import MistralConfig, MistralForCausalLM, T5Config, T5ForConditionalGeneration
 
+from bigmodel.errors import PlanError
 from bigmodel.profile import find_no_split_classes, find_units, named_tensors, profile_units
-from bigmodel.profile.model.units import combining_module, growing_layers, layer_indices, methods_of
+from bigmodel.profile.model.units import combining_module, growing_layers, layer_indices, methods_of, split_units
 from bigmodel.profile.profile import profile_model
 from bigmodel.profile.trace.events import Leave
 
@@ -50,6 +51,39 @@ def test_experts_inside_a_block_do_not_split_it() -> None:
             self.experts = nn.ModuleList(Expert() for _ in range(4))
 
     assert find_no_split_classes(nn.ModuleList(Layer() for _ in range(2))) == {"Layer"}
+
+
+def test_split_blocks_are_their_leaf_modules_but_for_what_writes_to_a_cache() -> None:
+    found = [unit.name for unit in split_units(tiny_llama())]
+    layer = [name for name in found if name.startswith("model.layers.1.")]
+    assert layer == [
+        f"model.layers.1.{part}"
+        for part in (
+            "self_attn",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
+            "mlp.act_fn",
+            "input_layernorm",
+            "post_attention_layernorm",
+        )
+    ]
+
+
+def test_split_blocks_hold_each_weight_once() -> None:
+    for model in (Stack(), tiny_llama(), nn.TransformerEncoderLayer(8, 2)):
+        held = [spec.name for unit in profile_units(model, units=split_units(model)) for spec in unit.tensors]
+        assert sorted(held) == sorted(name for name, *_ in named_tensors(model))
+
+
+def test_modules_that_use_their_childrens_weights_are_not_split() -> None:
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2), nn.Linear(8, 8))
+    assert [unit.name for unit in split_units(model)] == ["0", "1"]
+
+
+def test_splitting_blocks_leaves_no_classes_whole() -> None:
+    with pytest.raises(PlanError, match="split_blocks"):
+        profile_model(tiny_llama(), split_blocks=True, no_split_module_classes=["LlamaDecoderLayer"])
 
 
 def test_units_are_blocks_and_their_siblings() -> None:

@@ -84,6 +84,16 @@ def test_gathering_copies_the_shares_of_all_rows_at_once() -> None:
     assert call.peak(route, [Allocate(0, 2000), Free(0), Allocate(1, 1000), Free(1)], int) == 3000
 
 
+def test_tensors_as_large_as_a_gathered_copy_are_counted_beside_it() -> None:
+    """The tokens of the rows, before the copies, and a product after them, as with biases of as many numbers."""
+    choice = RouterChoice(tokens=1, per_token=2, count=4)
+    route = Route(0, choice, 16, "batched_mm", 4, 4, expert_tensors=(1000, 50))
+    (call,) = expert_calls(route, 1)
+    tokens, weights, biases, product = (Allocate(number, size) for number, size in enumerate((100, 2000, 100, 100)))
+    assert call.peak(route, [tokens, weights, biases, product], int) == 100 + 2000 + 100 + 100
+    assert call.peak(route, [tokens, Free(0), weights, Free(1), biases, product], int) == 2000 + 100
+
+
 def test_experts_that_are_viewed_on_the_host_are_not_copied_for_each_row() -> None:
     """As "batched_mm" copies them, whose calls were recorded."""
     route = replace(ROUTE, implementation="batched_mm", expert_tensors=(1000,))

@@ -1,0 +1,76 @@
+"""Blocks split into their leaf modules, where slots that hold whole blocks take much of an accelerator's memory.
+
+A slot is as large as the largest part that is streamed. With few large blocks, slots of the largest leaf module leave
+room for more resident weights, for keys and values, or for a larger batch. With blocks that do not fit at all they let
+the accelerator run the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...errors import BudgetError
+from ..result.budgets import is_accelerator
+from ..result.plan import Plan
+
+GAIN = 0.03
+"""Least share of the seconds that split blocks must save: each leaf module has a visit and a copy of its own."""
+
+SPLIT_BLOCKS = "blocks are split, as slots that hold whole ones take too much of the accelerator's memory"
+
+
+def with_split_blocks(plan_of: Callable[[bool], Plan], objective: str | None) -> Plan:
+    """Return the plan of whole blocks, or of split ones where only these run on an accelerator, or where they are
+    predicted to be faster.
+
+    Args:
+        plan_of: returns the plan of whole blocks (False) or split ones (True). It raises BudgetError if nothing fits.
+        objective: the quantity that is minimised, as for `plan`.
+
+    Raises:
+        BudgetError: whole blocks do not fit, nor do split ones on an accelerator; the message is about whole blocks.
+    """
+    made: Plan | None = None
+    refused: BudgetError | None = None
+    try:
+        made = plan_of(False)
+    except BudgetError as error:
+        refused = error
+    if made is not None and not _may_gain(made):
+        return made
+    try:
+        found = plan_of(True)
+    except BudgetError as error:
+        refused = refused or error
+    else:
+        if _uses_accelerators(found) and (made is None or _is_better(found, made, objective)):
+            return replace(found, notes=(*found.notes, SPLIT_BLOCKS))
+    if made is None:
+        assert refused is not None
+        raise refused
+    return made
+
+
+def _uses_accelerators(made: Plan) -> bool:
+    return any(is_accelerator(part.runs_on) for part in made.parts)
+
+
+def _may_gain(made: Plan) -> bool:
+    """Whether smaller slots may save a share `GAIN` of the seconds, or let an accelerator run what the host runs."""
+    if made.guarded or made.expert_cache:
+        return False
+    if not _uses_accelerators(made):
+        return True
+    on_host = any(part.kv_on_host for part in made.parts)
+    streamed = sum(part.bytes for part in made.streamed)
+    return made.prediction is not None and (on_host or made.slots * made.slot_bytes >= GAIN * streamed > 0)
+
+
+def _is_better(found: Plan, made: Plan, objective: str | None) -> bool:
+    """Whether a plan of split blocks is to replace one of whole blocks."""
+    if found.prediction is None or made.prediction is None:
+        return not _uses_accelerators(made)
+    if objective == "throughput":
+        return (1 - GAIN) * (found.tokens_per_second or 0.0) >= (made.tokens_per_second or 0.0)
+    return found.prediction.token <= (1 - GAIN) * made.prediction.token
