@@ -34,11 +34,9 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "on disk, computed on the host": {"": "disk"},
     "over two accelerators": {**ENDS, LAYERS[0]: 1, LAYERS[1]: "cpu"},
 }
-IN_EVERY_RUN = "on disk, computed on the host"
-"""The placement of every run; the others are long."""
 RESTORED = "streamed from disk"
-"""The placement of all formats: they are restored in a slot. What else differs, no format sees; on the host, the tests
-of `replace` compute with all of them."""
+"""The placement of every run, and of all formats: they are restored in a slot. What else differs, no format sees; on
+the host, the tests of `replace` compute with all of them."""
 
 
 def _name(each: Any) -> str:
@@ -50,8 +48,8 @@ def _name(each: Any) -> str:
 @pytest.mark.parametrize(
     ("twin", "placement"),
     [
-        (NESTED, IN_EVERY_RUN),
-        *(pytest.param(NESTED, each, marks=pytest.mark.long) for each in PLACEMENTS if each != IN_EVERY_RUN),
+        (NESTED, RESTORED),
+        *(pytest.param(NESTED, each, marks=pytest.mark.long) for each in PLACEMENTS if each != RESTORED),
         *(pytest.param(twin, RESTORED, marks=pytest.mark.long) for twin in FURTHER[:6]),
         *((twin, RESTORED) for twin in some(FURTHER[6:], first=0)),
     ],
