@@ -12,7 +12,7 @@ import argparse
 import statistics
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,9 @@ LINK = 125e6
 LIMIT = 0.9
 
 ERROR = 0.2
+
+FETCHED = 1e-3
+"""Seconds before a called module begins, from which its weights were waited for: a dispatcher's own work takes less."""
 
 TIMED = 5
 """Number of timed steps of the whole model, from which the time of one operation is derived."""
@@ -250,22 +253,41 @@ def dispatched(
 
 def at_set_speed(layer: Any, speeds: dict[str, Speed], launching: Mapping[str, float]) -> None:
     """Make a layer take at least the simulated time of the device that computes it: of computing, or of launching,
-    whichever is more."""
+    whichever is more.
+
+    Each module with weights takes its share, from when the device has computed what is before it. Where the dispatcher
+    fetches the module's weights first, it begins once they are there: only what is queued ahead hides behind computing.
+    """
     from bigmodel.devices.virtual.clock import sleep_until
 
     elements = sum(parameter.numel() for parameter in layer.parameters())
-    started = threading.local()
+    at = threading.local()  # asked: when a module was called; computed: when the device has computed all so far
 
     def begin(*_: object) -> None:
-        started.at = time.perf_counter()
+        at.computed = time.perf_counter()
 
-    def end(_module: object, _inputs: object, output: torch.Tensor) -> None:
-        rows = output.numel() // output.shape[-1]
-        kind = output.device.type
-        sleep_until(started.at + max(speeds[kind].seconds(elements, rows), launching.get(kind, 0.0)))
+    def timed(module: nn.Module, forward: Callable[..., torch.Tensor], share: float) -> None:
+        def asked(*_: object) -> None:
+            at.asked = time.perf_counter()
+
+        def compute(*args: Any, **kwargs: Any) -> torch.Tensor:
+            now = time.perf_counter()
+            if now - at.asked > FETCHED:
+                at.computed = max(at.computed, now)
+            output = forward(*args, **kwargs)
+            kind, rows = output.device.type, output.numel() // output.shape[-1]
+            at.computed += share * max(speeds[kind].seconds(elements, rows), launching.get(kind, 0.0))
+            sleep_until(at.computed)
+            return output
+
+        module.register_forward_pre_hook(asked)
+        module.forward = compute
 
     layer.input_layernorm.register_forward_pre_hook(begin)
-    layer.mlp.register_forward_hook(end)
+    for module in layer.modules():
+        own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        if own:
+            timed(module, module.forward, own / elements)
 
 
 def prompt_seconds(model: Any, sizes: JobSizes) -> float:
