@@ -20,6 +20,13 @@ from .items import Capacity, GroupPlacement, Item
 EXACT = 12
 """Models of at most this many groups are searched exactly, within `branch_and_bound.NODES` steps."""
 
+SIZES = 3
+"""Largest sizes of groups for which candidates stream groups of at most that size: larger ones would need larger slots.
+"""
+
+SMALL = 8
+"""Times as large as a group a slot for it is at most, in these candidates: smaller ones stay, as they save little."""
+
 TRIES = 240
 """Placements of a deep model that are tried to improve the best candidate."""
 
@@ -60,23 +67,29 @@ def _candidates(items: Sequence[Item], capacity: Capacity) -> Iterator[GroupPlac
         nothing_streamed = place_greedily([replace(item, can_stream=not item.units) for item in items], capacity)
         if nothing_streamed is not None:
             yield nothing_streamed
+    movable = [index for index, item in enumerate(items) if item.units and not item.pinned]
+    sizes = sorted({items[index].weights for index in movable}, reverse=True)[:SIZES]
+    alike = [[index for index in movable if size <= SMALL * items[index].weights <= SMALL * size] for size in sizes]
     for lookups_stay in (True, False):
         for computed in (0.0, 0.25, 0.5, 0.75, 1.0) if capacity.host_compute else (0.0,):
-            found = _spread(items, capacity, lookups_stay, computed)
-            if found is not None:
-                yield found
+            for moved in (movable, *(each for each in alike if len(each) < len(movable))):
+                found = _spread(items, capacity, moved, lookups_stay, computed)
+                if found is not None:
+                    yield found
 
 
-def _spread(items: Sequence[Item], capacity: Capacity, lookups_stay: bool, computed: float) -> GroupPlacement | None:
+def _spread(
+    items: Sequence[Item], capacity: Capacity, movable: Sequence[int], lookups_stay: bool, computed: float
+) -> GroupPlacement | None:
     """Return the placement with the fewest groups off the accelerators, evenly spread; None if none fits.
 
     Args:
         items: the groups.
         capacity: the budgets.
+        movable: positions of those that may be off the accelerators.
         lookups_stay: lookups are resident if they fit.
         computed: share of the groups off the accelerators that the CPU computes.
     """
-    movable = [index for index, item in enumerate(items) if item.units and not item.pinned]
     low, high, found = 0, len(movable), None
     while low <= high:  # the more groups are away, the less is resident
         middle = (low + high) // 2

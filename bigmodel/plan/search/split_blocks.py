@@ -1,6 +1,6 @@
-"""Blocks split into their leaf modules, where slots that hold whole blocks take much of an accelerator's memory.
+"""Blocks split into smaller parts, where slots that hold whole blocks take much of an accelerator's memory.
 
-A slot is as large as the largest part that is streamed. With few large blocks, slots of the largest leaf module leave
+A slot is as large as the largest part that is streamed. With few large blocks, slots for one matrix or attention leave
 room for more resident weights, for keys and values, or for a larger batch. With blocks that do not fit at all they let
 the accelerator run the model.
 """
@@ -15,7 +15,10 @@ from ..result.budgets import is_accelerator
 from ..result.plan import Plan
 
 GAIN = 0.03
-"""Least share of the seconds that split blocks must save: each leaf module has a visit and a copy of its own."""
+"""Least share of the seconds that split blocks must save."""
+
+VISIT = 1e-4
+"""Seconds that Python takes to visit a streamed part, at most: split blocks have more of them."""
 
 SPLIT_BLOCKS = "blocks are split, as slots that hold whole ones take too much of the accelerator's memory"
 
@@ -62,15 +65,20 @@ def _may_gain(made: Plan) -> bool:
         return False
     if not _uses_accelerators(made):
         return True
-    on_host = any(part.kv_on_host for part in made.parts)
-    streamed = sum(part.bytes for part in made.streamed)
-    return made.prediction is not None and (on_host or made.slots * made.slot_bytes >= GAIN * streamed > 0)
+    fetched = sum(part.bytes for part in made.streamed)
+    freed = made.slots * made.slot_bytes + sum(device.kv_slots for device in made.devices.values())
+    return made.prediction is not None and (bool(made.kv_on_host) or freed >= GAIN * fetched > 0)
 
 
 def _is_better(found: Plan, made: Plan, objective: str | None) -> bool:
     """Whether a plan of split blocks is to replace one of whole blocks."""
     if found.prediction is None or made.prediction is None:
         return not _uses_accelerators(made)
-    if objective == "throughput":
-        return (1 - GAIN) * (found.tokens_per_second or 0.0) >= (made.tokens_per_second or 0.0)
-    return found.prediction.token <= (1 - GAIN) * made.prediction.token
+    return _seconds_of_step(found, objective) <= (1 - GAIN) * _seconds_of_step(made, objective)
+
+
+def _seconds_of_step(made: Plan, objective: str | None) -> float:
+    """Return the seconds of a step, with its part of the prompt if throughput is minimised."""
+    assert made.prediction is not None
+    rate = made.tokens_per_second if objective == "throughput" else None
+    return (made.batch_size / rate if rate else made.prediction.token) + VISIT * len(made.streamed)

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from bigmodel import make_plan
 from bigmodel.plan.result.budgets import is_accelerator
 from bigmodel.plan.search.filling import Option, options_of, place_greedily
 from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
@@ -17,6 +20,7 @@ from bigmodel.plan.search.search import search
 from bigmodel.plan.time.cost import Visit, seconds_of_pass
 from tests.examples import alike, few
 
+from ..machines import machine
 from .groups import group, placement_of
 
 Costs = Sequence[tuple[float, float, float]]
@@ -116,6 +120,25 @@ def test_streamed_blocks_of_a_deep_model_lie_between_resident_ones() -> None:
     assert greedy is not None
     assert seconds_with(costs)(found) == pytest.approx(40.0)
     assert seconds_with(costs)(greedy) > 40.0
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_large_head_stays_where_its_slot_would_take_the_room_of_many_blocks() -> None:
+    blocks = [nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(100)]
+    model = nn.Sequential(nn.Embedding(1024, 64), *itertools.chain(*blocks), nn.Linear(64, 1024))
+    budget = 2 * sum(parameter.nbytes for parameter in model.parameters()) // 5
+    made = make_plan(
+        model,
+        {0: budget, "cpu": 2**34},
+        sample_inputs=torch.ones(1, 4, dtype=torch.long),
+        machine=machine(host=1e-6),
+        objective="latency",
+    )
+    table, head = made.parts[0], made.parts[-1]
+    assert (table.device, head.device) == ("cpu", 0)
+    block = 4 * 64 * 65
+    beside = made.devices[0].slots + made.devices[0].activations + head.bytes
+    assert sum(part.bytes for part in made.streamed) <= 100 * block - (budget - beside) + 100 * 512 + block
 
 
 def test_blocks_are_computed_on_the_cpu_if_that_is_faster_than_fetching_them() -> None:
