@@ -34,12 +34,14 @@ class FuzzCase:
         choices: options of the plan: slots, streamed buffers, link dtype, bytes of the expert cache.
         links: bytes per second of each accelerator's link, of a machine on which streaming over both pays; None: of the
             nominal machine.
+        split_blocks: parts are as small as possible.
     """
 
     shapes: dict[str, Any]
     budgets: dict[Any, int]
     choices: dict[str, Any]
     links: tuple[float, ...] | None = None
+    split_blocks: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,13 @@ def _values(case: FuzzCase) -> dict[str, str]:
         "streamed buffers": str(case.choices["offload_buffers"]),
         "link dtype": str(case.choices["offload_dtype"]),
         "expert cache": "default" if cache is None else "given",
+        "blocks": "split" if case.split_blocks else "whole",
     }
 
 
 def random_model(draw: random.Random, scale: int = 1) -> Any:
-    """Return a small model with random weights: a Llama, GPT-2, OPT or Mixtral, of random sizes times `scale`."""
+    """Return a small model with random weights: a Llama, GPT-2, OPT, Mixtral or gpt-oss, of random sizes times
+    `scale`."""
     import torch
     import transformers as t
 
@@ -130,7 +134,7 @@ def random_model(draw: random.Random, scale: int = 1) -> Any:
         "vocab_size": words,
     }
     tied = draw.random() < 0.3
-    kind = draw.choice(["llama", "gpt2", "opt", "mixtral"])
+    kind = draw.choice(["llama", "gpt2", "opt", "mixtral", "gpt_oss"])
     if kind == "gpt2":
         return t.GPT2LMHeadModel(t.GPT2Config(n_embd=width, n_layer=depth, n_head=heads, vocab_size=words)).eval()
     if kind == "opt":
@@ -138,6 +142,9 @@ def random_model(draw: random.Random, scale: int = 1) -> Any:
     sizes |= {"intermediate_size": 2 * width, "num_key_value_heads": heads // 2}
     if kind == "mixtral":
         return t.MixtralForCausalLM(t.MixtralConfig(**sizes, num_local_experts=4)).eval()
+    if kind == "gpt_oss":
+        few = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}
+        return t.GptOssForCausalLM(t.GptOssConfig(**sizes, **few)).eval()
     return t.LlamaForCausalLM(t.LlamaConfig(**sizes, tie_word_embeddings=tied)).eval()
 
 
@@ -160,11 +167,12 @@ def random_case(draw: random.Random, model: Any, reserved: bool = False) -> Fuzz
         "offload_dtype": draw.choice([None, None, "int8", "int4"]),
         "expert_cache": draw.choice([None, int(draw.uniform(0.0, 0.5) * whole)]),
     }
-    if draw.random() < 0.5:
-        return FuzzCase(shapes, budgets, choices)
+    links_are_nominal, split = draw.random() < 0.5, draw.random() < 0.3
+    if links_are_nominal:
+        return FuzzCase(shapes, budgets, choices, split_blocks=split)
     small = {index: int(draw.uniform(0.4, 0.65) * whole) + more for index in range(2)}
     links = tuple(draw.choice([1e7, 3e7]) for _ in small)
-    return FuzzCase(shapes, {**small, "cpu": 10**9}, {**choices, "slots": draw.choice([1, 2, 2])}, links)
+    return FuzzCase(shapes, {**small, "cpu": 10**9}, {**choices, "slots": draw.choice([1, 2, 2])}, links, split)
 
 
 def machine_of(case: FuzzCase) -> Any:
@@ -207,7 +215,7 @@ def plan_of(model: Any, draw: random.Random, reserved: bool = False) -> Any:
     from bigmodel.profile import profile_model
 
     case = random_case(draw, model, reserved)
-    profile = profile_model(model, **case.shapes, device_type="virtual")
+    profile = profile_model(model, **case.shapes, device_type="virtual", split_blocks=case.split_blocks)
     return plan(profile, case.budgets, machine=machine_of(case), **case.choices)
 
 

@@ -128,7 +128,8 @@ def find_units(model: nn.Module, no_split_module_classes: Iterable[str] | str | 
 
 
 def split_units(model: nn.Module) -> list[UnitModule]:
-    """Split `model` into units as small as possible: its leaf modules, and modules that write to a key-value cache.
+    """Split `model` into units as small as possible: its leaf modules, modules that hold tensors beside those of their
+    children, and modules that write to a key-value cache.
 
     Keys and values are where their unit runs, so it is the whole attention of a layer, or the mixer that has a state. A
     module that uses its children's weights itself is not split either.
@@ -146,7 +147,12 @@ def split_units(model: nn.Module) -> list[UnitModule]:
         if isinstance(getattr(module, "layer_idx", None), int)
         and not any(layer_indices(child) for child in module.children())
     }
-    return _walk(model, frozenset(caching), set())
+    holding = {
+        type(module).__name__
+        for module in model.modules()
+        if any(tensor is not None for tensor in (*module._parameters.values(), *module._buffers.values()))
+    }
+    return _walk(model, frozenset(caching | holding), set())
 
 
 def _walk(model: nn.Module, classes: frozenset[str], skeleton: Collection[str]) -> list[UnitModule]:

@@ -70,6 +70,17 @@ def test_split_blocks_are_their_leaf_modules_but_for_what_writes_to_a_cache() ->
     ]
 
 
+def test_a_module_that_holds_tensors_beside_its_children_is_not_split() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Parameter(torch.zeros(4, 2, 2))
+            self.act = nn.SiLU()
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Experts(), nn.Linear(2, 2)))
+    assert [unit.name for unit in split_units(model)] == ["0", "1.0", "1.1"]
+
+
 def test_split_blocks_hold_each_weight_once() -> None:
     for model in (Stack(), tiny_llama(), nn.TransformerEncoderLayer(8, 2)):
         held = [spec.name for unit in profile_units(model, units=split_units(model)) for spec in unit.tensors]
