@@ -125,8 +125,11 @@ def _improved(
 ) -> GroupPlacement:
     """Return `best` improved by local search: the first better neighbour is taken, as long as there is one.
 
-    After a better one the search goes on behind it: those before were just tried, and tries are few.
+    After a better one the search goes on behind it: those before were just tried, and tries are few. Where a group that
+    must be on the main device does not fit there, the host runs everything, and nothing else may leave it.
     """
+    if any(item.pinned and best.execution[index] != capacity.main for index, item in enumerate(items)):
+        return best
     filling = filled(items, capacity, best)
     moves = _moves(items, capacity)
     count = sum(len(options_of(item, capacity)) for item in items) + math.comb(len(items), 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -120,6 +121,13 @@ def test_streamed_blocks_of_a_deep_model_lie_between_resident_ones() -> None:
     assert greedy is not None
     assert seconds_with(costs)(found) == pytest.approx(40.0)
     assert seconds_with(costs)(greedy) > 40.0
+
+
+def test_the_host_runs_everything_where_a_tensor_of_a_split_module_does_not_fit() -> None:
+    items = [group(1)] * 10 + [replace(group(50), pinned=True)] + [group(1)] * 10
+    found = searched(items, Capacity({0: 30, "cpu": 100}), [(1.0, 9.0, 1.0)] * len(items))
+    assert found is not None
+    assert set(found.storage) == set(found.execution) == {"cpu"}
 
 
 @pytest.mark.usefixtures("accelerators")
