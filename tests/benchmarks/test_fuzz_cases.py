@@ -11,8 +11,8 @@ def outcomes(*numbers: int, reserved: bool = False) -> list[Outcome]:
     return [fuzz(number, 0, planned(number, 0, reserved), reserved) for number in numbers]
 
 
-SMALL = (5, 26)
-"""Cases of few layers: all resident, and streamed over two links."""
+SMALL = (5, 12)
+"""Cases of few layers, whose blocks are split: all resident, and streamed over two links."""
 
 
 @pytest.fixture(scope="module")
