@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -53,23 +54,24 @@ def _any_has(sequences: Iterable[Sequence], stage: str, *, decoding: bool) -> bo
 
 
 def _inject() -> None:
-    of_fault: set[int] = set()  # ids of what belongs to a sequence whose keys and values, or whose text, fail
+    # What belongs to a sequence whose keys and values, or whose text, fail; by ids it would be others later.
+    of_fault: WeakSet[object] = WeakSet()
 
     def run_fails(runner: PackedRunner, batch: Any) -> bool:
         sequences = [scheduled.sequence for scheduled in batch]
-        for one in sequences:
-            (of_fault.add if one.request.prompt == FAULTS["keys and values"] else of_fault.discard)(id(one.kv))
+        of_fault.update(one.kv for one in sequences if one.request.prompt == FAULTS["keys and values"])
         return _any_has(sequences, "prefill", decoding=False) or _any_has(sequences, "decode", decoding=True)
 
     def text_begins(text: Detokenizer, codec: Any, prompt: Any, *rest: Any) -> bool:
-        (of_fault.add if prompt == FAULTS["text"] else of_fault.discard)(id(text))
+        if prompt == FAULTS["text"]:
+            of_fault.add(text)
         return False
 
     _fails(PackedRunner, "run", run_fails)
-    _fails(SequenceKV, "write", lambda kv, *_: id(kv) in of_fault)
+    _fails(SequenceKV, "write", lambda kv, *_: kv in of_fault)
     _fails(sampler, "choose", lambda sequence, _: sequence.request.prompt == FAULTS["sampling"])
     _fails(Detokenizer, "__init__", text_begins)
-    _fails(Detokenizer, "add", lambda text, *_: id(text) in of_fault)
+    _fails(Detokenizer, "add", lambda text, *_: text in of_fault)
 
 
 if __name__ == "__main__":
