@@ -397,7 +397,8 @@ def test_what_a_client_that_leaves_sent_is_not_tokenised_to_its_end(long: Attack
                 used = max(used, *(process.cpu_times().user for process in running))
         assert used < SECONDS / 2  # it was ended, and not by its limit
         assert long.post(TOKENIZE, fine)[0] == 200  # the client's turn has ended
-        assert descendants(long) <= before
+        while not descendants(long) <= before:  # the process of an answer ends soon after it
+            time.sleep(0.01)
 
 
 @pytest.mark.long
