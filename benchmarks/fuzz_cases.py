@@ -143,7 +143,7 @@ def random_model(draw: random.Random, scale: int = 1) -> Any:
     if kind == "mixtral":
         return t.MixtralForCausalLM(t.MixtralConfig(**sizes, num_local_experts=4)).eval()
     if kind == "gpt_oss":
-        few = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}
+        few: dict[str, Any] = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}
         return t.GptOssForCausalLM(t.GptOssConfig(**sizes, **few)).eval()
     return t.LlamaForCausalLM(t.LlamaConfig(**sizes, tie_word_embeddings=tied)).eval()
 
