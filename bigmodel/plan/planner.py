@@ -276,7 +276,7 @@ class _Shapes:
         draft: as for `plan`.
         prefill_chunk_size: as for `plan`.
         micro_batch_size: as for `plan`.
-        may_split: blocks may be split into their leaf modules.
+        may_split: blocks may be split, as `profile_model` does it.
     """
 
     request: _Request

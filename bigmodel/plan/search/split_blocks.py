@@ -34,25 +34,24 @@ def with_split_blocks(plan_of: Callable[[bool], Plan], objective: str | None) ->
     Raises:
         BudgetError: whole blocks do not fit, nor do split ones on an accelerator; the message is about whole blocks.
     """
-    made: Plan | None = None
-    refused: BudgetError | None = None
     try:
         made = plan_of(False)
-    except BudgetError as error:
-        refused = error
-    if made is not None and not _may_gain(made):
-        return made
+    except BudgetError:
+        found = _planned_split(plan_of)
+        if found is None:
+            raise
+        return found
+    found = _planned_split(plan_of) if _may_gain(made) else None
+    return found if found is not None and _is_better(found, made, objective) else made
+
+
+def _planned_split(plan_of: Callable[[bool], Plan]) -> Plan | None:
+    """Return the plan of split blocks; None if nothing fits, or nothing on an accelerator."""
     try:
         found = plan_of(True)
-    except BudgetError as error:
-        refused = refused or error
-    else:
-        if _uses_accelerators(found) and (made is None or _is_better(found, made, objective)):
-            return replace(found, notes=(*found.notes, SPLIT_BLOCKS))
-    if made is None:
-        assert refused is not None
-        raise refused
-    return made
+    except BudgetError:
+        return None
+    return replace(found, notes=(*found.notes, SPLIT_BLOCKS)) if _uses_accelerators(found) else None
 
 
 def _uses_accelerators(made: Plan) -> bool:
