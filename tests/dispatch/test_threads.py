@@ -98,7 +98,8 @@ def in_threads(call: Callable[[torch.Tensor], Any], inputs: list[torch.Tensor]) 
 
 
 def last_scores(model: Any, each: torch.Tensor) -> Any:
-    return model(each, logits_to_keep=1).logits
+    """Call the model for logits alone: keys and values that it returned would be the caller's, beside the next call."""
+    return model(each, logits_to_keep=1, use_cache=False).logits
 
 
 def generated(model: Any, each: torch.Tensor, **more: Any) -> Any:
