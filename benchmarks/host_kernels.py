@@ -135,6 +135,19 @@ def _int8(width: int, height: int, count: int, rows: int = 1) -> Products:
     return _nbytes(weights) + count * scales.nbytes, [lambda w=weight: multiply(row, w, scales) for weight in weights]
 
 
+def _joined(width: int, height: int, count: int, rows: int = 1) -> Products:
+    """The products of `_int8` as dispatched models compute them: short rows are read two or four at once."""
+    import torch
+
+    from bigmodel.quantized.host_kernels import HostKernel, PackedWeight
+
+    row, scales = torch.randn(rows, width, dtype=torch.bfloat16), torch.rand(height, dtype=torch.bfloat16)
+    kernel = HostKernel(8, width, (height, width))
+    integers = [torch.randint(-127, 127, (height, width), dtype=torch.int8) for _ in range(count)]
+    weights = [PackedWeight(kernel, each, scales) for each in integers]
+    return _nbytes(integers) + count * scales.nbytes, [lambda w=weight: w.product(row, None) for weight in weights]
+
+
 def _int4(width: int, height: int, count: int, rows: int = 1) -> Products:
     import torch
 
@@ -229,10 +242,11 @@ def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
 
 PACKED: dict[str, Make] = {
     "int8, _weight_int8pack_mm": _int8,
+    "int8, the same, short rows joined": _joined,
     f"int4 in groups of {GROUP}, _weight_int4pack_mm_for_cpu": _int4,
     "fp8, _scaled_mm": _fp8,
 }
-"""PyTorch's kernels that compute with packed weights."""
+"""Products by PyTorch's kernels that compute with packed weights."""
 
 VARIANTS: dict[str, Make] = {
     READ: _read,

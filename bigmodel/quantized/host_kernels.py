@@ -1,12 +1,13 @@
 """Products on the host with quantised weights as they are packed, by PyTorch's kernels.
 
 A weight that is restored in each forward is read, written and read again. PyTorch's kernels read its integers alone.
-They sum in float32 and round once to bfloat16, but in another order than a product with the restored weight, and they
-do not round the products of integers and scales: outputs differ from that in their last bits.
+They sum in float32 and round to bfloat16, but in another order than a product with the restored weight, and they do not
+round the products of integers and scales: outputs differ from that in their last bits.
 
 Weights of 4 bits are copied once into the layout of their kernel; those of 8 bits are used where they lie, or copied
-once if their file does not align them. Calls of many rows, such as prompts, restore the weight once and are exact: the
-kernels are slower for these.
+once if their file does not align them. The kernel for 8 bits reads short rows slowly, so two or four of them are given
+to it as one, beside inputs that are zero in the others' places. Calls of many rows, such as prompts, restore the weight
+once and are exact: the kernels are slower for these.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ DTYPE = torch.bfloat16
 MOST_INPUTS = {4: 64, 8: 16}
 """Rows of inputs, by bits, up to which the kernels are about as fast as restoring the weight, or faster: see `python -m
 benchmarks host-kernels --rows 64`."""
+
+LONG, MOST_JOINED = 4096, 4
+"""Elements from which the kernel for 8 bits reads rows about as fast as longer ones (see `python -m benchmarks
+host-kernels --width 2048`), and rows of inputs that it computes at once."""
 
 BLOCK = 64
 """Rows that its layout keeps together at most: parts of so many rows may be packed one after another."""
@@ -86,6 +91,13 @@ class HostKernel:
     def most_inputs(self) -> int:
         """Rows of inputs up to which it is faster than restoring the weight."""
         return MOST_INPUTS[self.bits]
+
+    def joined(self, inputs: int) -> int:
+        """Return how many rows of 8 bits are read as one for a product with so many rows of inputs: 1, 2 or 4."""
+        rows = 1
+        while rows * self.shape[1] < LONG and 2 * rows * inputs <= MOST_JOINED and self.shape[0] % (2 * rows) == 0:
+            rows *= 2
+        return rows
 
     @property
     def copied(self) -> tuple[str, ...]:
@@ -211,13 +223,30 @@ class PackedWeight:
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rows, kernel = _aligned(input.reshape(-1, input.shape[-1]).contiguous()), self.kernel
         aten: Any = torch.ops.aten
-        if kernel.bits == 8:
-            output: torch.Tensor = aten._weight_int8pack_mm(rows, self.integers, self.scales)
+        output: torch.Tensor
+        if kernel.bits == 8 and (joined := kernel.joined(len(rows))) > 1:
+            output = self._product_of_joined(rows, joined)
+        elif kernel.bits == 8:
+            output = aten._weight_int8pack_mm(rows, self.integers, self.scales)
         else:
             output = aten._weight_int4pack_mm_for_cpu(rows, self.integers, kernel.group, self.scales)
         if bias is not None:
             output += bias
         return output.view(*input.shape[:-1], kernel.shape[0])
+
+    def _product_of_joined(self, rows: torch.Tensor, joined: int) -> torch.Tensor:
+        """Return the product with so many rows of the weight read as one: (inputs, out).
+
+        Such a row has no one scale, so that sums are scaled afterwards, and rounded twice.
+        """
+        (count, width), height = rows.shape, len(self.integers) // joined
+        apart = rows.new_zeros(count, joined, joined, width)
+        apart.diagonal(dim1=1, dim2=2).copy_(rows.unsqueeze(-1))
+        multiply: Any = torch.ops.aten._weight_int8pack_mm
+        sums = multiply(apart.view(-1, joined * width), self.integers.view(height, -1), rows.new_ones(height))
+        output = rows.new_empty(count, height, joined)
+        torch.mul(sums.view(count, joined, height).mT, self.scales.view(height, joined), out=output)
+        return output.view(count, -1)
 
 
 class PlannedProduct:

@@ -78,6 +78,36 @@ def test_a_packed_product_is_that_of_the_restored_weight_but_for_rounding(
         assert bool(((found - expected).abs() <= bound).all())
 
 
+@pytest.mark.parametrize(
+    ("shape", "rows", "joined"),
+    [
+        ((48, 2048), 1, 2),
+        ((48, 2048), 2, 2),
+        ((48, 2048), 3, 1),
+        ((48, 1024), 1, 4),
+        ((46, 1024), 1, 2),
+        ((47, 1024), 1, 1),
+        ((48, 4096), 1, 1),
+    ],
+)
+def test_short_rows_of_int8_are_read_together(shape: tuple[int, int], rows: int, joined: int) -> None:
+    layer = layer_of(int8(), shape)
+    row = inputs(rows, width=shape[1])
+    layer.pack()
+    assert layer.kernel().joined(rows) == joined
+    assert layer.packed is not None
+    integers, scales = layer.packed.integers, layer.packed.scales
+    sums = F.linear(row.double(), integers.double())
+    with torch.no_grad():
+        found = layer(row)
+    once = (sums * scales.double()).to(torch.bfloat16)
+    twice = sums.to(torch.bfloat16) * scales
+    differing = found != (twice if joined > 1 else once)
+    # The kernel sums in float32: a sum between two numbers of bfloat16 may be rounded to the other one.
+    assert float(differing.float().mean()) < 0.02
+    assert torch.allclose(found, once, rtol=2**-7)
+
+
 @pytest.mark.parametrize("stored", [int4(), int8()], ids=["int4", "int8"])
 def test_calls_of_many_rows_of_other_dtypes_and_for_gradients_restore_the_weight(
     stored: tuple[Twin, WeightFormat],
