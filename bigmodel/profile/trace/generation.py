@@ -44,7 +44,9 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     """Record the prefill, and the last decoding step, at which the cache holds all tokens but one.
 
     Once a sliding window is full, kernels receive a mask and may take less memory than in the step before, so that step
-    is recorded too. So are the same forwards with padding, if the workload is padded or a mask is given that says so.
+    is recorded too. So is the first step after a prompt that is longer than a window, beside which the cache keeps the
+    storage of the whole prompt, and so are the same forwards with padding, if the workload is padded or a mask is given
+    that says so.
 
     Args:
         session: the fake model.
@@ -61,20 +63,16 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     has_mask = given is not None and given.mask is not None
     pads = (work.padded or has_mask) and session.accepts(MASK)
     chunk = work.prefill_chunk_size
-    if chunk is None or chunk >= prompt or given is not None or not _is_given_a_cache(session, config):
-        if pads:
-            session.phase(FURTHER, prompt, _Loop(session, config, prompt, given, is_padded=True).prefill)
-        loop = _Loop(session, config, prompt, given)
-        session.phase("prefill", prompt, loop.prefill)
-    else:
-        if pads:
-            _prefill_in_chunks(_Loop(session, config, prompt, is_padded=True), chunk, [FURTHER] * 3)
-        loop = _Loop(session, config, prompt)
-        _prefill_in_chunks(loop, chunk, [FURTHER, "prefill", ALTERNATIVE])
+    if chunk is not None and (chunk >= prompt or given is not None or not _is_given_a_cache(session, config)):
+        chunk = None
+    if pads:
+        _record_prompt(_Loop(session, config, prompt, given, is_padded=True), chunk, [FURTHER] * 3)
+    loop = _Loop(session, config, prompt, given)
+    _record_prompt(loop, chunk, [FURTHER, "prefill", ALTERNATIVE])
     if work.new_tokens == 0 or work.context_length < 2:
         return
     if given is not None:
-        loop.skip(max(work.new_tokens or 1, 1) - 1)
+        loop.skip(prompt + (work.new_tokens or 1) - 1 - loop.ids.shape[1])
     elif work.new_tokens is None:
         begun = _Loop(session, config, work.context_length - 1)
         if loop.can_resize():
@@ -84,9 +82,9 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
             loop.prefill()
     else:
         for window in _windows(loop.cache):
-            if prompt + 1 < window <= work.context_length:
+            if loop.ids.shape[1] + 1 < window <= work.context_length:
                 loop.skip(window - 2 - loop.ids.shape[1])
-                session.phase(FURTHER, 1, lambda: loop.step(1))
+                _record_step(loop)
         loop.skip(work.context_length - 1 - loop.ids.shape[1])
     with as_when_decoding(session.model):
         settings = _experts_functions(session.model)
@@ -98,6 +96,23 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
         loop = _before_last_step(session, config, loop, given, is_padded=True)
         with as_when_decoding(session.model):
             session.phase(ALTERNATIVE, 1, lambda: loop.step(1))
+
+
+def _record_prompt(loop: _Loop, chunk: int | None, names: list[str]) -> None:
+    """Record the forward of a prompt, or some of those that it is run in, and the first step if it may take more memory
+    than those that are recorded after it; arguments as for `_prefill_in_chunks`."""
+    if chunk is None:
+        loop.session.phase(names[1], loop.prompt, loop.prefill)
+    else:
+        _prefill_in_chunks(loop, chunk, names)
+    if (loop.session.workload.new_tokens or 1) > 1 and _keeps_more_than_it_holds(loop.cache):
+        _record_step(loop)
+
+
+def _record_step(loop: _Loop) -> None:
+    """Record a decoding step before the last."""
+    with as_when_decoding(loop.session.model):
+        loop.session.phase(FURTHER, 1, lambda: loop.step(1))
 
 
 def _prefill_in_chunks(loop: _Loop, chunk: int, names: list[str]) -> None:
@@ -173,6 +188,12 @@ def _keeps_every_token(cache: Any) -> bool:
 
     layers = _filled_layers(cache)
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+
+
+def _keeps_more_than_it_holds(cache: Any) -> bool:
+    """Return whether a layer's keys are a view of more tokens than it holds, as a window's after a longer prompt."""
+    keys = [getattr(layer, "keys", None) for layer in _filled_layers(cache)]
+    return any(isinstance(each, torch.Tensor) and each.untyped_storage().nbytes() > each.nbytes for each in keys)
 
 
 def _frequencies_change(model: Any) -> bool:

@@ -30,7 +30,7 @@ DEVICE = "virtual:0"
 CPU = torch.device("cpu")
 
 
-def small(family: str, layers: int = 2) -> Any:
+def small(family: str, layers: int = 2, window: int = 24) -> Any:
     """A model with real weights, small."""
     if family == "gpt2":
         return t.GPT2LMHeadModel(
@@ -47,7 +47,7 @@ def small(family: str, layers: int = 2) -> Any:
     if family == "opt":  # many words beside few layers: the scores of the next token are its largest tensors
         opt = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 459}
         return t.OPTForCausalLM(t.OPTConfig(**opt, word_embed_proj_dim=32)).eval()
-    windowed: dict[str, Any] = {"sliding_window": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    windowed: dict[str, Any] = {"sliding_window": window, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     kinds = ["sliding_attention", "full_attention"]
     if family == "mistral":
         return t.MistralForCausalLM(t.MistralConfig(**sizes, **windowed)).eval()
@@ -131,6 +131,15 @@ def test_the_peak_of_sliding_windows_is_predicted_to_the_byte(family: str, promp
     profile = profile_model(model, batch_size=2, **shapes)
     predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
     assert peak_of_generating(model.to(DEVICE), 2, prompt, new_tokens) == predicted
+
+
+@pytest.mark.slow
+def test_the_first_step_runs_beside_the_storage_of_a_prompt_longer_than_the_window() -> None:
+    """Steps of gpt-oss copy experts and take more than the prompt; the last block has a window, too."""
+    model = small("gpt_oss", layers=3, window=4)
+    profile = profile_model(model, batch_size=1, context_length=15, new_tokens=3, device_type="virtual")
+    predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
+    assert peak_of_generating(model.to(DEVICE), 1, 12, 3) == predicted
 
 
 def planned(model: Any, share: float, **shapes: Any) -> Plan:
