@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ...devices import HOST
 from ...devices.nested import spanned_elements
-from ...quantized.formats import restoring
 from ...quantized.formats.restoring import RESTORE
 from .shape_rules import RULES, Result, is_plain
 from .work import tensors_in
@@ -87,9 +86,6 @@ def run_fake(
         resized = func._schema.is_mutable and _key_of(func, args, kwargs) != key  # as `out` may be
         _remembered[key] = None if resized else _results_of(output, tensors_in(args, kwargs))
     return output
-
-
-restoring.run_operation = run_fake
 
 
 def fake_mode() -> FakeTensorMode:

@@ -6,9 +6,14 @@ in a wider one, with operations on words that hold several elements. Nothing wai
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
 import torch
 
 from ...devices import HOST, virtual
+
+MEASURED_FOR: ContextVar[torch.device | None] = ContextVar("restoring_measured_for", default=None)
+"""The device that restoring is measured for, on meta tensors; None: tensors lie on the device that counts."""
 
 _SPREAD = 1 + (1 << 12)
 """Multiplied with a byte: its low half at bit 0 and its high half at bit 16, each below other bits."""
@@ -81,7 +86,8 @@ def float8(values: torch.Tensor) -> torch.Tensor:
     divided by 2^8, subnormals too. Only NaN, all ones, is no such value: adding one carries to bit 14, the highest of
     the exponent.
     """
-    if values.device.type not in (HOST, virtual.TYPE):
+    device = MEASURED_FOR.get() or values.device
+    if device.type not in (HOST, virtual.TYPE):
         return values.to(torch.float32)
     wide = values.view(torch.int8).to(torch.int16)
     if values.dtype == torch.float8_e5m2:

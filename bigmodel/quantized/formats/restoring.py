@@ -2,7 +2,8 @@
 product with a packed weight is one, too.
 
 A dry run of a large mixture would spend most of its time on the many small operations of restoring. What they take
-depends on the format and the shapes only, so it is measured once for each of these, on fake tensors, and kept.
+depends on the format, the shapes and the kind of device only, so it is measured once for each of these, on meta
+tensors, and kept.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ...devices import HOST
+from .nibbles import MEASURED_FOR
 
 _library = torch.library.Library("bigmodel", "DEF")
 _library.define("restore(Tensor(a!) out, Tensor[] stored, int moved) -> ()")
@@ -36,14 +37,6 @@ written."""
 
 PRODUCT: Any = torch.ops.bigmodel.packed_product.default
 """packed_product(input, rows, kernel): stands for a product with a packed weight of so many rows, in dry runs."""
-
-
-def _by_pytorch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    return func(*args, **kwargs)
-
-
-run_operation: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any] = _by_pytorch
-"""Runs an operation on fake tensors: `fake_kernels` of dry runs replaces it by a faster way than PyTorch's."""
 
 
 class Restores(Protocol):
@@ -87,13 +80,15 @@ def _cost(
     rows_at_once: int,
 ) -> tuple[int, int]:
     """Return the peak bytes of the intermediate results of restoring a weight, and the bytes that are moved."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    mode.cache_enabled = False  # what is found is kept as a whole
-    with _disable_current_modes(), mode:
-        tensors = {leaf: torch.empty(each, dtype=kind, device=device) for leaf, each, kind in layout}
-        out = torch.empty(rows_at_once, shape[1], dtype=dtype, device=device)
-        with _Watch([out, *tensors.values()]) as watch:
-            out.copy_(format.rows(tensors, shape, 0, rows_at_once, dtype))
+    token = MEASURED_FOR.set(device)
+    try:
+        with _disable_current_modes():
+            tensors = {leaf: torch.empty(each, dtype=kind, device="meta") for leaf, each, kind in layout}
+            out = torch.empty(rows_at_once, shape[1], dtype=dtype, device="meta")
+            with _Watch([out, *tensors.values()]) as watch:
+                out.copy_(format.rows(tensors, shape, 0, rows_at_once, dtype))
+    finally:
+        MEASURED_FOR.reset(token)
     return watch.peak, watch.moved * math.ceil(shape[0] / rows_at_once)
 
 
@@ -116,7 +111,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        output = run_operation(func, args, kwargs or {})
+        output = func(*args, **(kwargs or {}))
         made = _tensors_in(output)
         for tensor in made:
             self._add(tensor)

@@ -19,10 +19,6 @@ from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_
 from bigmodel.profile.profile import profile_model
 from bigmodel.profile.trace import fake_kernels
 from bigmodel.profile.trace.fake_kernels import MOST, derive, forget_results, run_fake
-from bigmodel.quantized.formats import restoring
-from bigmodel.quantized.formats.compressed_tensors import ScaledIntegers
-from bigmodel.quantized.formats.format import WeightFormat
-from bigmodel.quantized.formats.fp8 import Fp8
 from tests.examples import few
 
 aten = torch.ops.aten
@@ -147,23 +143,6 @@ def test_results_are_the_derived_ones_the_first_time_and_later(
         with Fake():
             assert run() == wanted
             assert run() == wanted
-
-
-def test_restoring_takes_the_same_bytes_by_the_kernels_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    formats: list[tuple[WeightFormat, dict[str, tuple[tuple[int, ...], torch.dtype]]]] = [
-        (Fp8((4, 8)), {"weight": ((8, 16), torch.float8_e4m3fn), "weight_scale_inv": ((2, 2), torch.float32)}),
-        (
-            ScaledIntegers(4, False, True, "group", (1, 8), True),
-            {"weight_packed": ((8, 2), torch.int32), "weight_scale": ((8, 2), torch.bfloat16)},
-        ),
-    ]
-    for format, tensors in formats:
-        layout = tuple((leaf, *each) for leaf, each in tensors.items())
-        given = format, layout, (8, 16), torch.bfloat16, torch.device("cpu"), 4
-        found = restoring._cost.__wrapped__(*given)
-        with monkeypatch.context() as patched:
-            patched.setattr(restoring, "run_operation", lambda func, args, kwargs: func(*args, **kwargs))
-            assert found == restoring._cost.__wrapped__(*given)
 
 
 def test_the_same_shapes_are_derived_once_for_all_modes(derived: list[Any]) -> None:
