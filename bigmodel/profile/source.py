@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ..devices.default_dtype import changing_default_dtype
 from ..errors import PlanError
@@ -58,7 +59,7 @@ def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
     source.weight_files()  # refuses a source that cannot be loaded
     wanted = model_dtype(dtype, config, partial(_entries, source))
     model_class = _model_class(config, source.name)
-    with changing_default_dtype(), torch.device("meta"):
+    with changing_default_dtype(), torch.device("meta"), _Uninitialised():
         model: nn.Module = model_class._from_config(config, dtype=wanted)
     if quantization_config(source.config_dict()) is not None:
         sample = source.sampled_headers()
@@ -68,6 +69,18 @@ def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
             entries = {name: entry for header in source.headers().values() for name, entry in header.items()}
             use_stored_weights(model, source.config_dict(), entries, source.name)
     return model
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Leaves new tensors as they are where `torch.nn.init` would fill them: on meta there is nothing to fill."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def model_config(source: ModelSource) -> Any:

@@ -181,7 +181,7 @@ class MemoryUsage:
         """Add a unit to those that share memory, or several equal ones, unless it is stored where it runs."""
         for present in self._passed(storage, execution):
             present[unit] += count
-            self._shared = {}
+        self._forget(execution)
 
     def remove_unit(self, unit: PassingUnit, storage: Key, execution: Key) -> None:
         """Remove a unit that `add_unit` added."""
@@ -189,7 +189,12 @@ class MemoryUsage:
             present[unit] -= 1
             if not present[unit]:
                 del present[unit]
-            self._shared = {}
+        self._forget(execution)
+
+    def _forget(self, execution: Key) -> None:
+        """Forget the bytes through which units pass where one that runs on a device changes them."""
+        for device in (execution, self.main, HOST):
+            self._shared.pop(device, None)
 
     def _passed(self, storage: Key, execution: Key) -> list[Counter[PassingUnit]]:
         if is_accelerator(execution) and not is_accelerator(storage):

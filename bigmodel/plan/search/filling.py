@@ -64,15 +64,21 @@ class Filling:
 
     def add(self, index: int, option: Option) -> None:
         """Place group `index`, whether it fits or not."""
-        self.options[index] = option
-        self._count(index, option, 1)
-        for unit in self.items[index].units if option[0] != option[1] else ():
-            self.usage.add_unit(unit, *option)
+        self.add_all([index], option)
+
+    def add_all(self, indices: Sequence[int], option: Option) -> None:
+        """Place several groups alike, whether they fit or not."""
+        items = [self.items[index] for index in indices]
+        self.options.update(dict.fromkeys(indices, option))
+        self._count(items, option, 1)
+        if option[0] != option[1]:
+            for unit, count in Counter([unit for item in items for unit in item.units]).items():
+                self.usage.add_unit(unit, *option, count)
 
     def remove(self, index: int) -> None:
         """Take group `index` away again."""
         option = self.options.pop(index)
-        self._count(index, option, -1)
+        self._count([self.items[index]], option, -1)
         for unit in self.items[index].units if option[0] != option[1] else ():
             self.usage.remove_unit(unit, *option)
 
@@ -120,22 +126,20 @@ class Filling:
         main = self.capacity.main if any(map(is_accelerator, execution)) else HOST
         return GroupPlacement(storage, execution, main, self.usage.slots, self.usage.slot_bytes)
 
-    def _count(self, index: int, option: Option, sign: int) -> None:
-        item, (storage, execution) = self.items[index], option
-        self.usage.add(storage, WEIGHTS, sign * item.stored_bytes(option))
-        self.usage.add(execution, KV_CACHE, sign * item.working)
-        main = self.capacity.main
-        if item.units or execution == main:
-            self._run(execution, sign)
+    def _count(self, items: Sequence[Item], option: Option, sign: int) -> None:
+        (storage, execution), main = option, self.capacity.main
+        self.usage.add(storage, WEIGHTS, sign * sum([item.stored_bytes(option) for item in items]))
+        self.usage.add(execution, KV_CACHE, sign * sum([item.working for item in items]))
+        self._run(execution, sign * sum([bool(item.units or execution == main) for item in items]))
         if execution != main and is_accelerator(execution):
-            self._run(main, sign)
+            self._run(main, sign * len(items))
 
-    def _run(self, device: Key, sign: int) -> None:
-        """Count something that runs on a device, or needs it to run."""
+    def _run(self, device: Key, count: int) -> None:
+        """Count what runs on a device, or needs it to run; a negative count takes it away."""
         before = self._running[device]
-        self._running[device] = before + sign
-        if (before == 0) != (before + sign == 0):
-            self.usage.add(device, ACTIVATIONS, sign * self.capacity.activations)
+        self._running[device] = after = before + count
+        if (before == 0) != (after == 0):
+            self.usage.add(device, ACTIVATIONS, self.capacity.activations if after else -self.capacity.activations)
 
 
 def filled(items: Sequence[Item], capacity: Capacity, placement: GroupPlacement) -> Filling:
@@ -176,16 +180,18 @@ def fill_around(
         The devices as they are filled, and the groups that fit on no accelerator.
     """
     filling = Filling(items, capacity)
-    for index, execution in away.items():
-        filling.add(index, (HOST, execution))
-    stay = list(order)
-    main = capacity.main
-    devices = len(capacity.accelerators)
-    first = [index for index in stay if _needs_main(items[index], devices)]
+    for execution in dict.fromkeys(away.values()):
+        filling.add_all([index for index, each in away.items() if each == execution], (HOST, execution))
+    main, devices = capacity.main, len(capacity.accelerators)
+    first: list[int] = []
+    free: list[int] = []
+    for index in order:
+        (first if _needs_main(items[index], devices) else free).append(index)
     left = [index for index in first if not filling.try_add(index, (main, main))]
-    free = (index for index in stay if not _needs_main(items[index], devices))
     resident = _Resident(filling)
-    return filling, left + fill_in_order(free, devices, resident.try_add, lambda index: id(items[index]))
+    left += fill_in_order(free, devices, resident.try_add, lambda index: id(items[index]))
+    resident.add_all()
+    return filling, left
 
 
 def _needs_main(item: Item, devices: int) -> bool:
@@ -195,10 +201,10 @@ def _needs_main(item: Item, devices: int) -> bool:
 
 class _Resident:
     """Places groups that are held and run on one accelerator, as `Filling.try_add` does, but keeps the free bytes of
-    each accelerator instead of counting them for each group.
+    each accelerator, and counts its groups together in the end.
 
     Args:
-        filling: the accelerators so far. Nothing else is placed there in the meantime.
+        filling: the accelerators so far. Nothing else is placed there before `add_all`.
     """
 
     def __init__(self, filling: Filling) -> None:
@@ -207,9 +213,10 @@ class _Resident:
         self._activations = capacity.activations
         self._free = {key: -filling.usage.excess(key, capacity.budgets) for key in self._keys}
         self._runs = {key: filling.runs(key) for key in self._keys}
+        self._placed: dict[Key, list[int]] = {key: [] for key in self._keys}
 
     def try_add(self, index: int, at: int) -> bool:
-        """Place a group on the accelerator number `at` if that keeps to its budget; return whether it is."""
+        """Choose the accelerator number `at` for a group if that keeps to its budget; return whether it does."""
         item, key = self._filling.items[index], self._keys[at]
         starts = not self._runs[key] and bool(item.units or key == self._main)
         taken = item.stored_bytes((key, key)) + item.working + (self._activations if starts else 0)
@@ -220,8 +227,14 @@ class _Resident:
         if not self._runs.get(self._main, True):  # it has to run what comes in between
             self._runs[self._main] = True
             self._free[self._main] -= self._activations
-        self._filling.add(index, (key, key))
+        self._placed[key].append(index)
         return True
+
+    def add_all(self) -> None:
+        """Place the groups on the accelerators that were chosen for them."""
+        for key, placed in self._placed.items():
+            if placed:
+                self._filling.add_all(placed, (key, key))
 
 
 def hold_away(filling: Filling, away: Iterable[int]) -> None:
@@ -309,6 +322,12 @@ def place_greedily(items: Sequence[Item], capacity: Capacity) -> GroupPlacement 
     return best or place_away(items, capacity, dict.fromkeys(range(len(items)), HOST))
 
 
+def may_hold(items: Sequence[Item], capacity: Capacity, stay: Iterable[int]) -> bool:
+    """Return whether the accelerators have as many bytes as the weights of the groups that `stay` on them."""
+    room = sum([capacity.budgets[key] for key in capacity.accelerators])
+    return sum([items[index].weights for index in stay]) <= room
+
+
 def place_away(items: Sequence[Item], capacity: Capacity, away: Mapping[int, Key]) -> GroupPlacement | None:
     """Return the placement with some groups off the accelerators and all others on them; None if that does not fit.
 
@@ -340,6 +359,8 @@ def _place_with_slots(items: Sequence[Item], capacity: Capacity, slot_bytes: int
     """
     streamable = [item.can_stream and item.slot_bytes <= slot_bytes for item in items]
     order = sorted(range(len(items)), key=streamable.__getitem__)  # what cannot be streamed is placed first
+    if not (capacity.host_compute or may_hold(items, capacity, (index for index in order if not streamable[index]))):
+        return None
     away: dict[int, Key] = {}
     while True:
         filling, left = fill_around(items, capacity, away, (index for index in order if index not in away))

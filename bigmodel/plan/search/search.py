@@ -14,7 +14,7 @@ from dataclasses import replace
 from ...devices import HOST
 from ..result.budgets import Key
 from .branch_and_bound import BranchAndBound, Least, Seconds
-from .filling import Filling, Option, filled, options_of, place_away, place_greedily
+from .filling import Filling, Option, filled, may_hold, options_of, place_away, place_greedily
 from .items import Capacity, GroupPlacement, Item
 
 EXACT = 12
@@ -26,6 +26,10 @@ SIZES = 3
 
 SMALL = 8
 """Times as large as a group a slot for it is at most, in these candidates: smaller ones stay, as they save little."""
+
+NEARLY_ALL = 0.99
+"""Share of the bytes that may leave the accelerators which groups of like sizes must have for candidates of all groups
+to be left out, unless the search is thorough: moving the others, too, would change little."""
 
 TRIES = 240
 """Placements of a deep model that are tried to improve the best candidate."""
@@ -45,7 +49,7 @@ def search(
     """
     best: GroupPlacement | None = None
     shortest = float("inf")
-    for placement in _candidates(items, capacity):
+    for placement in _candidates(items, capacity, thorough):
         taken = seconds(placement, shortest)
         if taken < shortest:
             best, shortest = placement, taken
@@ -56,8 +60,8 @@ def search(
     return best if best is None else _improved(items, capacity, seconds, best, shortest)
 
 
-def _candidates(items: Sequence[Item], capacity: Capacity) -> Iterator[GroupPlacement]:
-    """Yield placements each of which is good on some machine."""
+def _candidates(items: Sequence[Item], capacity: Capacity, thorough: bool) -> Iterator[GroupPlacement]:
+    """Yield placements each of which is good on some machine; fewer of them unless the search is thorough."""
     greedy = place_greedily(items, capacity)
     if greedy is not None:
         yield greedy
@@ -70,12 +74,16 @@ def _candidates(items: Sequence[Item], capacity: Capacity) -> Iterator[GroupPlac
     movable = [index for index, item in enumerate(items) if item.units and not item.pinned]
     sizes = sorted({items[index].weights for index in movable}, reverse=True)[:SIZES]
     alike = [[index for index in movable if size <= SMALL * items[index].weights <= SMALL * size] for size in sizes]
+    alike = [each for each in alike if len(each) < len(movable)]
+    weights = [item.weights for item in items]
+    enough = NEARLY_ALL * sum([weights[index] for index in movable])
+    covers = not thorough and any(sum([weights[index] for index in each]) >= enough for each in alike)
     for lookups_stay in (True, False):
         for computed in (0.0, 0.25, 0.5, 0.75, 1.0) if capacity.host_compute else (0.0,):
-            for moved in (movable, *(each for each in alike if len(each) < len(movable))):
-                found = _spread(items, capacity, moved, lookups_stay, computed)
-                if found is not None:
-                    yield found
+            found = [_spread(items, capacity, moved, lookups_stay, computed) for moved in alike]
+            if not (covers and any(found)):
+                found.insert(0, _spread(items, capacity, movable, lookups_stay, computed))
+            yield from filter(None, found)
 
 
 def _spread(
@@ -91,10 +99,14 @@ def _spread(
         computed: share of the groups off the accelerators that the CPU computes.
     """
     low, high, found = 0, len(movable), None
+    away = set(movable)
+    stay = (at for at, item in enumerate(items) if at not in away and (item.units or item.pinned or lookups_stay))
+    if not may_hold(items, capacity, stay):
+        return None
     while low <= high:  # the more groups are away, the less is resident
         middle = (low + high) // 2
-        away = _execution_of(items, capacity, _evenly(movable, middle), lookups_stay, computed)
-        placement = None if away is None else place_away(items, capacity, away)
+        execution = _execution_of(items, capacity, _evenly(movable, middle), lookups_stay, computed)
+        placement = None if execution is None else place_away(items, capacity, execution)
         if placement is None:
             low = middle + 1
         else:

@@ -181,7 +181,7 @@ class Searcher:
             if placement is None:
                 return None
             base = self._assignment(placement, capacity)
-            found = [(one, self._over(one, capacity)) for one in variants(base)]
+            found = [(one, self._over(one, capacity)) for one in variants(base) if self._is_faster(one, best)]
             # In front of the others: of equal times, the one with less on disk is taken.
             in_ram = [] if seconds else self._in_ram(placement, capacity)
             best = self._fastest([*in_ram, best, *(one for one, over in found if not over)])
@@ -197,6 +197,10 @@ class Searcher:
         seconds = [self.goal.seconds(one) for one in found]
         enough = (1 + ROUNDING) * min(seconds)
         return next(one for one, each in zip(found, seconds, strict=True) if each <= enough)
+
+    def _is_faster(self, one: Assignment, other: Assignment) -> bool:
+        """Return whether an assignment takes less time than another, by more than the rounding of sums."""
+        return (1 + ROUNDING) * self.goal.seconds(one) < self.goal.seconds(other)
 
     def _in_ram(self, placement: GroupPlacement, capacity: Capacity) -> list[Assignment]:
         """Return the placement with what fits of its groups on disk in RAM instead; none if nothing does."""

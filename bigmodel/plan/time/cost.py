@@ -85,11 +85,10 @@ def seconds_of_pass(visits: Sequence[Visit], slots: int, below: float = inf) -> 
 
 def _simulated(visits: Sequence[Visit], turns: Sequence[Sequence[int]]) -> float:
     """Return the seconds of a pass, of which each link fetches the positions in one member of `turns`."""
-    following = {
-        position: positions[(turn + 1) % len(positions)]
-        for positions in turns
-        for turn, position in enumerate(positions)
-    }
+    following: list[float | None] = [None] * len(visits)  # seconds of the fetch that is queued at each position
+    for positions in turns:
+        for turn, position in enumerate(positions):
+            following[position] = visits[positions[(turn + 1) % len(positions)]].fetch
     link_free = dict.fromkeys((visit.device for visit in visits), 0.0)
     arrived = {visits[positions[0]].device: visits[positions[0]].fetch for positions in turns}
     link_free.update(arrived)
@@ -98,13 +97,16 @@ def _simulated(visits: Sequence[Visit], turns: Sequence[Sequence[int]]) -> float
     for turn in range(PASSES - 1 + counted):
         if turn == PASSES - 1:
             started = now
-        for position, (compute, _, on_demand, inputs, device, _) in enumerate(visits):
+        for (compute, _, on_demand, inputs, device, _), fetch in zip(visits, following, strict=True):
+            if fetch is None and not (inputs or on_demand):
+                now += compute
+                continue
             free = link_free[device]  # not compared by `max`: searches run this hundreds of thousands of times
             if inputs:
                 free = now = (free if free > now else now) + inputs
-            if position in following:
+            if fetch is not None:
                 # Its own fetch was queued before; the device's next one is queued now.
-                free = (free if free > now else now) + visits[following[position]].fetch
+                free = (free if free > now else now) + fetch
                 now, arrived[device] = max(now, arrived[device]), free
             if on_demand:
                 free = now = (free if free > now else now) + on_demand

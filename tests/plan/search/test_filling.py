@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.plan import balanced_caps, plan
-from bigmodel.plan.search.filling import Filling, fill_around, fill_in_order, options_of, place_greedily
+from bigmodel.plan.search.filling import (
+    Filling,
+    fill_around,
+    fill_in_order,
+    may_hold,
+    options_of,
+    place_away,
+    place_greedily,
+)
 from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 
 from ...profile.models import tiny_llama
@@ -78,6 +86,40 @@ def test_a_resident_group_is_added_where_the_device_keeps_to_its_budget_with_it(
         assert tried.try_add(index, (device, device)) is fits
         assert tried.options == added.options
         assert tried.usage.over(capacity.budgets) == added.usage.over(capacity.budgets)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.booleans()), min_size=1, max_size=8),
+    alike=st.sampled_from([(0, 0), (1, 1), ("cpu", 0), ("cpu", 1), ("disk", 0), ("cpu", "cpu"), ("disk", "cpu")]),
+    other=st.sampled_from([STREAMED, RESIDENT, COMPUTED]),
+)
+def test_groups_that_are_added_together_take_what_they_take_one_by_one(
+    sizes: list[tuple[int, int, bool]], alike: tuple[Any, Any], other: tuple[Any, Any]
+) -> None:
+    items = [group(4), *(replace(group(size, working=working), units=()) if bare else group(size, working=working)
+             for size, working, bare in sizes)]  # fmt: skip
+    capacity = Capacity({0: 12, 1: 9, "cpu": 14}, activations=2)
+    together, alone = Filling(items, capacity), Filling(items, capacity)
+    for filling in (together, alone):
+        filling.add(0, other)
+    together.add_all(range(1, len(items)), alike)
+    for index in range(1, len(items)):
+        alone.add(index, alike)
+    assert together.options == alone.options
+    for device in (0, 1, "cpu", "disk"):
+        assert together.usage.total(device) == alone.usage.total(device)
+        assert together.runs(device) is alone.runs(device)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.sets(st.integers(0, 7)), st.integers(0, 20))
+def test_nothing_fits_where_the_accelerators_may_not_hold_what_stays(
+    sizes: list[int], away: set[int], budget: int
+) -> None:
+    items = [group(size) for size in sizes]
+    capacity = Capacity({0: budget, 1: 9, "cpu": 100})
+    streamed = dict.fromkeys(sorted(index for index in away if index < len(items)), 0)
+    stay = (index for index in range(len(items)) if index not in streamed)
+    assert may_hold(items, capacity, stay) or place_away(items, capacity, streamed) is None
 
 
 def test_activations_are_reserved_on_every_execution_device() -> None:
