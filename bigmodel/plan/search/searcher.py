@@ -217,23 +217,38 @@ class Searcher:
         return []
 
     def predict(self, capacity: Capacity, assignment: Assignment) -> Prediction:
-        """Return the predicted time of an assignment, and the seconds that one more GiB on each device would save."""
+        """Return the predicted time of an assignment, and the seconds that one more GiB on each device would save.
+
+        Accelerators that are as fast and have equal budgets save alike, but for the main one: one of them is searched.
+        """
         steps = self.goal.steps(assignment)
         now = self.goal.seconds(assignment)
-        saved = {}
+        saved: dict[Key, float] = {}
+        alike: dict[object, Key] = {}
         for key in capacity.budgets:
             if key == DISK or (capacity.budgets[key] <= 0 and is_accelerator(key)):
                 continue
-            more = replace(capacity, budgets={**capacity.budgets, key: capacity.budgets[key] + GIB})
-            divided = self.goal.name == "throughput" and assignment.is_resident  # for the sake of steps in flight
-            found = assignment if divided else self.best(more, assignment, thorough=False)
-            if assignment.is_spread:
-                found = self._best_over(_links_of(assignment), more, found)
-            then = self.goal.seconds(found)
-            saved[key] = max(0.0, now - then) / max(sum(self.goal.weights.values()), 1.0)
+            first = alike.setdefault(self._kind(key, capacity.budgets[key], assignment), key)
+            saved[key] = saved[first] if first in saved else self._saved(key, capacity, assignment, now)
         prefill = steps[0].seconds * self.profile.phases[0].repeats if len(steps) > 1 else None
         paused = self.goal.cost.seconds_after_pause(len(steps) - 1, assignment)
         return Prediction(prefill, steps[-1].seconds, steps[-1].binds, saved, paused)
+
+    def _kind(self, key: Key, budget: int, assignment: Assignment) -> object:
+        """Return a value that is equal for accelerators of which each saves as much as another with more memory."""
+        if key == assignment.main or not is_accelerator(key):
+            return key
+        machine, name = self.goal.cost.units.machine, self.goal.cost.units.name(key)
+        return budget, key in _links_of(assignment), id(machine.device(name)), id(machine.link(name))
+
+    def _saved(self, key: Key, capacity: Capacity, assignment: Assignment, now: float) -> float:
+        """Return the seconds that one more GiB on a device saves of an assignment that takes `now`."""
+        more = replace(capacity, budgets={**capacity.budgets, key: capacity.budgets[key] + GIB})
+        divided = self.goal.name == "throughput" and assignment.is_resident  # for the sake of steps in flight
+        found = assignment if divided else self.best(more, assignment, thorough=False)
+        if assignment.is_spread:
+            found = self._best_over(_links_of(assignment), more, found)
+        return max(0.0, now - self.goal.seconds(found)) / max(sum(self.goal.weights.values()), 1.0)
 
     def _assignment(self, placement: GroupPlacement, capacity: Capacity) -> Assignment:
         return assignment_of(self.profile, self.groups, placement, self.stream_buffers, capacity)

@@ -120,6 +120,17 @@ def test_the_prediction_is_that_of_the_objective_and_includes_seconds_saved_per_
     assert found.seconds_saved_per_gib["cpu"] == 0
 
 
+def test_accelerators_of_equal_budgets_save_alike_unless_one_is_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, search = profile(), searcher(link=1e6)
+    block = max(unit.nbytes for unit in of.units)
+    monkeypatch.setattr("bigmodel.plan.search.searcher.GIB", 2 * block)
+    room = of.activations + sum(of.kv_cache) + block
+    given = Capacity({0: room + 2 * block, 1: room, 2: room, 3: room // 2, "cpu": 10**8}, of.activations)
+    saved = search.predict(given, search.best(given, greedy(given))).seconds_saved_per_gib
+    assert saved.keys() == given.budgets.keys()
+    assert saved[1] == saved[2] > 0
+
+
 def test_an_unknown_way_to_offload_is_refused() -> None:
     with pytest.raises(PlanError, match="offload is 'steam'; use one of stream"):
         searcher("steam")
