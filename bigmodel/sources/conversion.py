@@ -13,7 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -286,15 +288,31 @@ class KeyRules:
     """
 
     def __init__(self, model: Any, names: dict[str, Any]) -> None:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
-
         self._model, self._names = model, names
-        self._mapping = get_model_conversion_mapping(model) or []
-        self._renamings = [rule for rule in self._mapping if isinstance(rule, WeightRenaming)]
-        self._converters = [rule for rule in self._mapping if isinstance(rule, WeightConverter)]
-        self._by_pattern = {pattern: rule for rule in self._converters for pattern in rule.source_patterns}
+        self._has_own = any(map(_may_have_rules, model.modules()))
         self._of_experts: dict[str, tuple[str, str]] = {}  # by key of an expert without its number
+
+    @cached_property
+    def _mapping(self) -> list[Any]:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        return get_model_conversion_mapping(self._model) or []
+
+    @cached_property
+    def _renamings(self) -> list[Any]:
+        from transformers.core_model_loading import WeightRenaming
+
+        return [rule for rule in self._mapping if isinstance(rule, WeightRenaming)]
+
+    @cached_property
+    def _converters(self) -> list[Any]:
+        from transformers.core_model_loading import WeightConverter
+
+        return [rule for rule in self._mapping if isinstance(rule, WeightConverter)]
+
+    @cached_property
+    def _by_pattern(self) -> dict[str, Any]:
+        return {pattern: rule for rule in self._converters for pattern in rule.source_patterns}
 
     def rename(self, key: str) -> tuple[str, str | None]:
         """Return the model's name for a key of the checkpoint, and the pattern of the fusion it belongs to, if any.
@@ -316,6 +334,8 @@ class KeyRules:
         from transformers.core_model_loading import rename_source_key
 
         prefix = self._model.base_model_prefix
+        if key in self._names and not self._has_own:
+            return rename_source_key(key, [], [], prefix, self._names)
         name, pattern = rename_source_key(key, self._renamings, self._converters, prefix, self._names)
         if name not in self._names and key in self._names:
             return rename_source_key(key, [], [], prefix, self._names)  # the key is the model's name already
@@ -327,7 +347,30 @@ class KeyRules:
 
     def used(self) -> list[Any]:
         """Return transformers' conversions that applied to a key."""
-        return [rule for rule in self._mapping if rule.was_used()]
+        return [rule for rule in self._mapping if rule.was_used()] if "_mapping" in vars(self) else []
+
+
+def _may_have_rules(module: nn.Module) -> bool:
+    """Return whether transformers may have rules for the keys of a class of model, beside those for old keys of any.
+
+    It makes the rules of all classes at once, with a thousand regular expressions, which takes as long as to load a
+    small model. A class that the file with the rules does not name has none, unless they are made already: only then
+    can others be registered.
+    """
+    from transformers import PreTrainedModel, conversion_mapping
+
+    if not isinstance(module, PreTrainedModel):
+        return False
+    if getattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", ()) is not None:
+        return True
+    return any(f'"{name}"' in _text_of_rules() for name in (type(module).__name__, module.config.model_type))
+
+
+@cache
+def _text_of_rules() -> str:
+    from transformers import conversion_mapping
+
+    return Path(conversion_mapping.__file__).read_text(encoding="utf-8")
 
 
 def _transformers_conversion(model: Any, names: dict[str, Any], entries: Mapping[str, TensorEntry]) -> Conversion:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, BertForMaskedLM, LlamaForCausalLM, LlamaModel, PreTrainedModel
+from transformers import AutoModel, BertForMaskedLM, LlamaForCausalLM, LlamaModel, PreTrainedModel, conversion_mapping
 from transformers.core_model_loading import Chunk, Concatenate, MergeModulelist, Transpose, WeightConverter
 
 from bigmodel.checkpoint import Checkpoint, convert_keys, load_checkpoint_in_model, mapped_region
@@ -290,3 +291,33 @@ def test_old_names_are_renamed(tmp_path: Path) -> None:
     model = empty("bert")
     load_checkpoint_in_model(model, tmp_path / "model.safetensors", {"": "disk"}, strict=True)
     assert_same(model.state_dict(), BertForMaskedLM.from_pretrained(folder).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "makes"),
+    [
+        ("llama_tied", "", "", False),
+        ("llama_tied", "mlp.", "other.", True),
+        ("bert", "LayerNorm.weight", "LayerNorm.gamma", True),
+        ("mixtral", "", "", True),
+    ],
+)
+def test_rules_are_made_for_classes_that_have_some_and_for_keys_that_are_no_names(
+    name: str, old: str, new: str, makes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making those of all classes takes as long as loading a small model."""
+    made = []
+
+    def make(build: Any = conversion_mapping._build_checkpoint_conversion_mapping) -> Any:
+        made.append(1)
+        return build()
+
+    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", None)
+    monkeypatch.setattr(conversion_mapping, "_build_checkpoint_conversion_mapping", make)
+    model = empty(name)
+    names = dict.fromkeys(model.state_dict(), True)
+    keys = [key.replace(old, new) if old else key for key in names]
+    entries = {key: TensorEntry(key, torch.float32, (1,), 0, 4) for key in keys}
+    found = convert_keys(model, names, entries)
+    assert bool(made) is makes
+    assert found.sources.keys() == (names.keys() if new != "other." else {key for key in names if old not in key})
