@@ -289,7 +289,7 @@ class KeyRules:
 
     def __init__(self, model: Any, names: dict[str, Any]) -> None:
         self._model, self._names = model, names
-        self._has_own = any(map(_may_have_rules, model.modules()))
+        self._has_own = _may_have_rules(model)
         self._of_experts: dict[str, tuple[str, str]] = {}  # by key of an expert without its number
 
     @cached_property
@@ -350,8 +350,8 @@ class KeyRules:
         return [rule for rule in self._mapping if rule.was_used()] if "_mapping" in vars(self) else []
 
 
-def _may_have_rules(module: nn.Module) -> bool:
-    """Return whether transformers may have rules for the keys of a class of model, beside those for old keys of any.
+def _may_have_rules(model: nn.Module) -> bool:
+    """Return whether transformers may have rules for the keys of a model or a part of it, beside those for all models.
 
     It makes the rules of all classes at once, with a thousand regular expressions, which takes as long as to load a
     small model. A class that the file with the rules does not name has none, unless they are made already: only then
@@ -359,11 +359,11 @@ def _may_have_rules(module: nn.Module) -> bool:
     """
     from transformers import PreTrainedModel, conversion_mapping
 
-    if not isinstance(module, PreTrainedModel):
-        return False
     if getattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", ()) is not None:
         return True
-    return any(f'"{name}"' in _text_of_rules() for name in (type(module).__name__, module.config.model_type))
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    names = {name for part in parts for name in (type(part).__name__, part.config.model_type)}
+    return any(f'"{name}"' in _text_of_rules() or f"'{name}'" in _text_of_rules() for name in names)
 
 
 @cache
