@@ -79,9 +79,9 @@ contexts and fragmentation."""
 PINNED_SHARE = 0.5
 """Upper bound of the share of the host's memory that is pinned by default: pinned memory cannot be swapped out."""
 
-RESIDENT_SHARE = 0.8
-"""Share of the host's free memory that pages of checkpoint files may take if no budget is given, mapped or read through
-the page cache; the rest is for other programs."""
+RESIDENT_SHARE = 0.9
+"""Share of the host's free memory that pages of files may take, mapped or read through the page cache; the rest is for
+other programs."""
 
 CACHED_SHARE = 0.7
 """Share of the host's total memory up to which the kernel is expected to cache a model's files from pass to pass."""

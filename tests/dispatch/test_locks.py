@@ -21,7 +21,7 @@ from bigmodel.dispatch.streaming.streamer import Streamer
 from bigmodel.dispatch.transfer import staging
 from bigmodel.dispatch.transfer.disk_reader import DiskReader
 from bigmodel.dispatch.transfer.files import SourceFile
-from bigmodel.dispatch.transfer.page_cache import ReadPolicy
+from bigmodel.dispatch.transfer.page_cache import ReadMode, ReadPolicy
 from bigmodel.dispatch.transfer.quantized_transfer import Transfer
 from bigmodel.dispatch.transfer.read_job import ReadJob
 from bigmodel.dispatch.transfer.speculative_reads import SpeculativeReads
@@ -238,7 +238,7 @@ def test_the_choice_to_bypass_the_page_cache_is_made_under_its_lock(monkeypatch:
     noted = [guard(monkeypatch, ReadPolicy, name) for name in ("_cold", "_pace")]
     policy = ReadPolicy(2**60)
     policy._lock = OwnedLock()  # type: ignore[assignment]
-    assert policy.bypasses(cached=False)
+    assert policy.mode(cached=False, offset=0x1000) is ReadMode.DIRECT
     policy.record(bypassed=True, nbytes=1000, seconds=1.0)
     assert noted == [[], []]
 

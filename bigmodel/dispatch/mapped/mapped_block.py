@@ -76,6 +76,7 @@ class MappedBlock:
     def __init__(self, name: str, owners: list[Owner], files: SourceFiles) -> None:
         self.name = name
         self._owners = owners
+        self._files = files
         self._extents = _extents(owners, files)
         self.has_sparse = any(owner.is_sparse for owner in owners)
         self.nbytes = sum(tensor.nbytes for tensor in self._dense())
@@ -132,10 +133,13 @@ class MappedBlock:
         self.steps.clear()
         self.paged_in, self.planned = 0, False
 
-    def drop(self) -> int:
+    def drop(self, evict: bool = False) -> int:
         """Release its memory, except for modified weights; return the number of bytes.
 
         A modified page exists in memory only. Buffers are not released: a forward in another thread may be writing one.
+
+        Args:
+            evict: Evict its pages from the page cache, too, which keeps those that are only released.
         """
         dropped = 0
         for owner in self._owners:
@@ -143,8 +147,16 @@ class MappedBlock:
             if tensor is not None and is_untouched(tensor):
                 release(tensor)
                 dropped += 0 if owner.is_sparse else tensor.nbytes
+                if evict:
+                    self._evict(tensor)
         self.forget()
         return dropped
+
+    def _evict(self, tensor: torch.Tensor) -> None:
+        region = mapped_region(tensor)
+        file = None if region is None else self._files.get(region)
+        if region is not None and file is not None:
+            file.evict(region.offset, region.nbytes)
 
     def _dense(self) -> list[torch.Tensor]:
         """Return the tensors that are used as a whole, each once, in the order of their addresses."""

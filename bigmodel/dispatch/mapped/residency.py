@@ -4,6 +4,9 @@ If not all blocks fit, most stay and the others alternate. Dropping the least re
 in every cycle. The blocks that stay are spread evenly between the others, so that the disk is busy while a forward
 computes with them. Of the alternating blocks the most recently used one is needed again last, and is dropped first
 (Belady 1966).
+
+The page cache keeps what is dropped, and evicts by least recent use. Blocks for which it has no memory are therefore
+evicted when they are dropped: those that stay would be evicted for them.
 """
 
 from __future__ import annotations
@@ -11,10 +14,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ...devices import HOST, free_memory_bytes
-from ...limits import READ_AHEAD_BYTES, RESIDENT_SHARE
+from ...limits import READ_AHEAD_BYTES
 from ...plan import read_ahead_window
-from ..transfer.page_cache import resident_bytes
+from ..transfer.page_cache import page_cache_bytes, resident_bytes
 from ..weights.visits import StreamStats
 from .mapped_block import MappedBlock, PageInStep
 
@@ -53,20 +55,25 @@ class Residency:
         self._rank = {blocks[place]: rank for rank, place in enumerate(spread_order(len(blocks)))}
         self._needs = _needs([block.nbytes for block in sorted(blocks, key=self._rank.__getitem__)], ahead)
         self._staying = 0
+        self._cached = len(blocks)
+        self._free = 0
         self._capacity = 0
         self._measured = float("-inf")
 
     def measure(self) -> None:
         """Update the capacity: how many bytes of blocks may be in memory."""
+        if time.monotonic() - self._measured > 1.0:
+            self._measured = time.monotonic()
+            self._free = max(page_cache_bytes(self._paged_in()), self._least)
+            self._cached = self._count_staying(self._free)
         if self._budget is not None:
             resident = resident_bytes()
             self._drop_unused(sparse=resident > self._budget)
             other = resident - self._paged_in()
             self._capacity = max(int(self._budget * (1 - MARGIN)) - other, self._least)
-        elif time.monotonic() - self._measured > 1.0:
-            self._measured = time.monotonic()
-            self._capacity = max(int(RESIDENT_SHARE * free_memory_bytes(HOST)), self._least)
-        self._staying = max((stay for stay, need in enumerate(self._needs) if need <= self._capacity), default=0)
+        else:
+            self._capacity = self._free
+        self._staying = self._count_staying(self._capacity)
 
     def next_step(self, waited_for: Sequence[MappedBlock], may_drop: bool) -> tuple[MappedBlock, PageInStep] | None:
         """Remove and return the step to page in next; None if there is none, or it does not fit now.
@@ -90,6 +97,10 @@ class Residency:
         """Divide the page-in of `block` into steps, unless that was done since it was last dropped."""
         if not block.planned:
             block.plan(self._step_bytes)
+
+    def _count_staying(self, capacity: int) -> int:
+        """Return how many blocks stay in memory of `capacity` bytes while the others alternate."""
+        return max((stay for stay, need in enumerate(self._needs) if need <= capacity), default=0)
 
     def _has_step(self, block: MappedBlock) -> bool:
         self.prepare(block)
@@ -116,7 +127,7 @@ class Residency:
         if not candidates:
             return False
         last = max(candidates, key=lambda block: later.get(block, never))
-        self._stats.add(dropped=last.drop())
+        self._stats.add(dropped=last.drop(evict=self._rank[last] >= self._cached))
         return True
 
     def _drop_unused(self, sparse: bool) -> None:

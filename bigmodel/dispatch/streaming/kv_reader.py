@@ -25,7 +25,7 @@ class KVReader:
     Args:
         stream: Copy stream to the accelerator.
         device: The accelerator.
-        policy: Decides whether reads bypass the page cache.
+        policy: Decides how reads use the page cache.
         stats: Counters of bytes and seconds.
         staging: Memory through which rows in files pass.
         readers: Number of reader threads.

@@ -28,7 +28,7 @@ from ...plan import StagingMemory
 from ..weights.block import Block
 from ..weights.visits import StreamStats
 from .files import SourceFiles
-from .page_cache import ReadPolicy, seems_cached
+from .page_cache import ReadMode, ReadPolicy, seems_cached
 from .quantized_transfer import Transfer
 from .read_job import Read, ReadEvent, ReadJob, Stage, copy_staged
 from .read_plan import Chunk, ReadPlan, plan_reads
@@ -43,7 +43,7 @@ class DiskReader:
 
     Args:
         link: Copy stream to the device.
-        policy: Decides whether reads bypass the page cache.
+        policy: Decides how reads use the page cache.
         stats: Counters of bytes and seconds.
         staging: Staging slots: their number, and their bytes, which one read fills.
         pin: Stage in pinned memory, from which a GPU copies asynchronously at full speed.
@@ -182,13 +182,15 @@ class DiskReader:
         """Stage a chunk and return its bytes."""
         slot.empty()
         cached = seems_cached(chunk.address, chunk.needed)
-        bypass = self._policy.bypasses(cached) and chunk.file.can_bypass
+        mode = self._policy.mode(cached, chunk.offset)
+        if mode is ReadMode.DIRECT and not chunk.file.can_bypass:
+            mode = ReadMode.PASS
         with self._stats.reading():
             started = time.perf_counter()
-            staged = slot.fill(chunk, bypass)
+            staged = slot.fill(chunk, mode)
             seconds = time.perf_counter() - started
         if not cached:
-            self._policy.record(bypass, chunk.needed, seconds)
+            self._policy.record(mode is ReadMode.DIRECT, chunk.needed, seconds)
         return staged
 
     def _next_stages(self) -> list[Stage]:

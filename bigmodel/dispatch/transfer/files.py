@@ -96,6 +96,12 @@ class SourceFile:
             return None
         return view
 
+    def evict(self, offset: int, nbytes: int) -> None:
+        """Have the kernel evict bytes of the file from the page cache. Pages that a process has mapped stay, and so do
+        those at the ends of the range that other bytes share."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
     def check_length(self, end: int) -> None:
         """Raise CheckpointFormatError if the file ends before byte `end`: accessing a map beyond the end of its file
         would terminate the process."""

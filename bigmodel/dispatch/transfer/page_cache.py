@@ -9,10 +9,14 @@ import resource
 import sys
 import threading
 import time
+import weakref
+from enum import Enum, auto
+from math import inf
 
 import psutil
 
 from ...devices import HOST, free_memory_bytes
+from ...devices.forks import new_rlock
 from ...limits import RESIDENT_SHARE
 
 _libc = ctypes.PyDLL(None) if sys.platform == "linux" else None
@@ -53,18 +57,59 @@ def major_faults() -> int:
 
 def resident_bytes() -> int:
     """Return the bytes of this process's resident set."""
-    if not os.path.exists("/proc/self/statm"):
-        return psutil.Process().memory_info().rss
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * mmap.PAGESIZE
+    return _statm(1) if os.path.exists(_STATM) else psutil.Process().memory_info().rss
+
+
+def resident_file_bytes() -> int:
+    """Return the bytes of mapped files in this process's resident set, libraries included; 0 where the kernel does not
+    tell (not Linux)."""
+    return _statm(2) if os.path.exists(_STATM) else 0
+
+
+def _statm(column: int) -> int:
+    with open(_STATM, "rb") as file:
+        return int(file.read().split()[column]) * mmap.PAGESIZE
+
+
+_STATM = "/proc/self/statm"
+
+
+def page_cache_bytes(mapped: int = 0) -> int:
+    """Return the bytes of files that the page cache has memory for, so that they stay there while they are read
+    repeatedly.
+
+    Free memory counts pages of files as free, those that this process has mapped among them. It uses them, so they are
+    subtracted.
+
+    Args:
+        mapped: Bytes of mapped files that are part of the answer.
+    """
+    others = max(resident_file_bytes() - mapped, 0)
+    return max(int(RESIDENT_SHARE * free_memory_bytes(HOST)) - others, 0)
+
+
+class ReadMode(Enum):
+    """How a read uses the page cache."""
+
+    KEEP = auto()
+    """Through the cache, which keeps the bytes."""
+
+    PASS = auto()
+    """Through the cache, from which the bytes are evicted once they are copied."""
+
+    DIRECT = auto()
+    """Directly from disk."""
 
 
 class ReadPolicy:
-    """Decides for each read whether it bypasses the page cache.
+    """Decides for each read how it uses the page cache.
 
-    Cached bytes are read from the cache. Others are read through it if all blocks fit into memory, so that the next
-    pass finds them there. Otherwise they would be evicted before the next pass (cyclic access to more than the capacity
-    of an LRU cache has no hits), and the read uses the mode, buffered or direct, that was measured to be faster.
+    Cached bytes are read from the cache. Others are read through it if all that is read repeatedly fits into memory, so
+    that the next pass finds them there. Otherwise the same share of the reads, as many as fit, does so in every pass,
+    and the others leave nothing in the cache, directly or by eviction, whichever was measured to be faster: cyclic
+    access to more than the capacity of an LRU cache has no hits.
+
+    The policies of one process share its free memory.
 
     Args:
         nbytes: Bytes that are read repeatedly.
@@ -78,18 +123,26 @@ class ReadPolicy:
         self._lock = threading.Lock()
         self._pace = {True: 0.0, False: 0.0}
         self._cold = 0
-        self._fits = True
+        self._share = inf
         self._checked = float("-inf")
+        with _policies_lock:
+            _policies.add(self)
 
-    def bypasses(self, cached: bool) -> bool:
-        """Whether the next read should bypass the cache, given whether its bytes are cached."""
-        if cached or self.all_fits():
-            return False
+    def mode(self, cached: bool, offset: int) -> ReadMode:
+        """Return how the next read should use the cache.
+
+        Args:
+            cached: Whether its bytes are cached.
+            offset: Its offset in its file, in bytes.
+        """
+        if cached or spread(offset) < self._kept_share():
+            return ReadMode.KEEP
         with self._lock:
             self._cold += 1
             direct, buffered = self._pace[True], self._pace[False]
             preferred = not buffered or direct >= buffered
-            return preferred if self._cold % self.RETRY else not preferred
+            is_direct = preferred if self._cold % self.RETRY else not preferred
+        return ReadMode.DIRECT if is_direct else ReadMode.PASS
 
     def record(self, bypassed: bool, nbytes: int, seconds: float) -> None:
         """Record how long a cold read of `nbytes` took."""
@@ -100,8 +153,27 @@ class ReadPolicy:
 
     def all_fits(self) -> bool:
         """Whether what is read repeatedly stays in free memory, so that reads and writes use the page cache."""
+        return self._kept_share() > 1
+
+    def _kept_share(self) -> float:
+        """Return the share of all reads whose bytes the page cache has memory for: above 1, for all."""
         now = time.monotonic()
         if now - self._checked > 1.0:
             self._checked = now
-            self._fits = self.nbytes < RESIDENT_SHARE * free_memory_bytes(HOST)
-        return self._fits
+            with _policies_lock:
+                repeated = sum(policy.nbytes for policy in _policies)
+            self._share = page_cache_bytes() / repeated if repeated else inf
+        return self._share
+
+
+_policies: weakref.WeakSet[ReadPolicy] = weakref.WeakSet()
+_policies_lock = new_rlock()
+
+
+def spread(offset: int) -> float:
+    """Return a number from 0 to 1 for the page at a byte offset: those of any reads are spread evenly (the fractional
+    parts of multiples of the golden ratio, Weyl 1916)."""
+    return offset // mmap.PAGESIZE * _GOLDEN % 1.0
+
+
+_GOLDEN = (5**0.5 - 1) / 2

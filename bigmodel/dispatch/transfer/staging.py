@@ -16,7 +16,7 @@ from ...devices import HOST, Event
 from ...devices.pinned import empty_host
 from ...limits import FILE_ALIGNMENT
 from ...plan import StagingMemory
-from .page_cache import seems_cached
+from .page_cache import ReadMode, seems_cached
 from .read_plan import Chunk
 
 VIEW_BYTES = 2**20
@@ -42,26 +42,30 @@ class StagingSlot:
         self._buffer = memoryview(b"")  # of the slot's own memory; making it gives up the interpreter's lock
         self._view: torch.Tensor | None = None
         self._chunk: Chunk | None = None
+        self._mode = ReadMode.KEEP
 
-    def fill(self, chunk: Chunk, bypass: bool) -> torch.Tensor:
+    def fill(self, chunk: Chunk, mode: ReadMode) -> torch.Tensor:
         """Stage a chunk and return its bytes. The slot must be empty (see `empty`).
 
         Args:
             chunk: The chunk to stage.
-            bypass: Bypass the page cache.
+            mode: How the page cache is used.
 
         Raises:
             CheckpointFormatError: The file is truncated.
             OSError: The disk cannot be read.
         """
-        if not bypass and not self._memory.pin and chunk.needed >= VIEW_BYTES:
+        if mode is not ReadMode.DIRECT and not self._memory.pin and chunk.needed >= VIEW_BYTES:
             self._view, self._chunk = chunk.file.view_cached(chunk.offset, chunk.needed), chunk
+            self._mode = mode
             if self._view is not None:
                 return self._view
         if self._own is None:
             self._own = self._memory.part(self._number)
             self._buffer = memoryview(self._own.numpy())  # type: ignore[arg-type]
-        chunk.file.read(self._buffer[: chunk.nbytes], chunk.offset, chunk.needed, bypass)
+        chunk.file.read(self._buffer[: chunk.nbytes], chunk.offset, chunk.needed, mode is ReadMode.DIRECT)
+        if mode is ReadMode.PASS:
+            chunk.file.evict(chunk.offset, chunk.nbytes)
         return self._own
 
     def empty(self) -> None:
@@ -70,6 +74,8 @@ class StagingSlot:
             self.drained.synchronize()
         if self._view is not None:
             release(self._view)
+            if self._mode is ReadMode.PASS and self._chunk is not None:
+                self._chunk.file.evict(self._chunk.offset, self._chunk.nbytes)
             self._view = None
 
     @property

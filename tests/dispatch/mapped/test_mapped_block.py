@@ -7,7 +7,7 @@ import torch
 from bigmodel.checkpoint import is_untouched
 from bigmodel.dispatch.mapped.mapped_block import MappedBlock, Owner
 from bigmodel.dispatch.transfer.files import SourceFiles
-from bigmodel.dispatch.transfer.page_cache import resident_bytes
+from bigmodel.dispatch.transfer.page_cache import is_page_cached, resident_bytes
 from bigmodel.errors import CheckpointFormatError
 
 from ..mapped_files import checkpoint_file, mapped_blocks, registries
@@ -49,6 +49,27 @@ def test_dropping_gives_memory_back_and_reading_brings_it_again(tmp_path: Path) 
     assert block.drop() == weight.nbytes
     assert before - resident_bytes() > 0.9 * weight.nbytes
     assert not weight.any()
+
+
+@pytest.mark.parametrize("evicts", [False, True])
+def test_dropped_pages_stay_in_the_page_cache_unless_they_are_evicted(evicts: bool, tmp_path: Path) -> None:
+    (block, _), (registry, others) = mapped_blocks(tmp_path, 2)
+    with (tmp_path / "model.safetensors").open("rb+") as file:
+        os.fsync(file.fileno())  # dirty pages are not evicted
+    weight, neighbour = registry["weight"], others["weight"]
+    weight.sum(), neighbour.sum()
+    assert block.drop(evict=evicts) == weight.nbytes
+    assert is_page_cached(weight.data_ptr() + weight.nbytes // 2) is not evicts
+    assert is_page_cached(neighbour.data_ptr() + neighbour.nbytes // 2)
+    assert not weight.any()
+
+
+def test_written_pages_are_not_evicted(tmp_path: Path) -> None:
+    (block,), (registry,) = mapped_blocks(tmp_path, 1)
+    weight = registry["weight"]
+    weight[5] = 3
+    assert block.drop(evict=True) == 0
+    assert weight[5] == 3
 
 
 def test_written_pages_are_not_dropped(tmp_path: Path) -> None:

@@ -104,7 +104,44 @@ def test_blocks_in_use_are_never_dropped(blocks: list[MappedBlock], monkeypatch:
 
 
 def test_with_no_budget_all_comes_in(blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residency, "free_memory_bytes", lambda device: 2**40)
+    monkeypatch.setattr(residency, "page_cache_bytes", lambda mapped: 2**40)
     decides = Residency(blocks, None, StreamStats())
     decides.order = list(blocks)
     assert page_in_all(decides, []) == blocks
+
+
+def dropped_in_two_passes(decides: Residency, blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Compute with all blocks in turn, twice; return the names of those that were evicted from the page cache."""
+    evicted: set[str] = set()
+
+    def drop(self: MappedBlock, evict: bool = False) -> int:
+        self.forget()
+        if evict:
+            evicted.add(self.name)
+        return 0
+
+    monkeypatch.setattr(MappedBlock, "drop", drop)
+    for turn in range(2 * len(blocks)):
+        place = turn % len(blocks)
+        decides.order = [*blocks[place:], *blocks[:place]]
+        blocks[place].users = 1
+        page_in_all(decides, [blocks[place]])
+        blocks[place].users = 0
+    return evicted
+
+
+def test_without_a_budget_blocks_that_alternate_are_evicted_when_they_are_dropped(
+    blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency, "page_cache_bytes", lambda mapped: 4 * MIB)
+    decides = Residency(blocks, None, StreamStats())
+    assert dropped_in_two_passes(decides, blocks, monkeypatch) == {"1", "2", "3", "5"}
+
+
+@pytest.mark.parametrize(("free", "evicted"), [(6, set()), (4, {"1", "2", "3", "5"}), (5, {"1", "3", "5"})])
+def test_under_a_budget_the_page_cache_keeps_what_it_has_memory_for(
+    blocks: list[MappedBlock], free: int, evicted: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency, "page_cache_bytes", lambda mapped: free * MIB)
+    decides = within(blocks, 3 * MIB, monkeypatch)
+    assert dropped_in_two_passes(decides, blocks, monkeypatch) == evicted

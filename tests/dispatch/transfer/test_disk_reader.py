@@ -17,7 +17,7 @@ from bigmodel.devices import Event, copy_stream
 from bigmodel.devices.streams import ThreadCopyStream
 from bigmodel.dispatch.transfer.disk_reader import DiskReader
 from bigmodel.dispatch.transfer.files import SourceFile
-from bigmodel.dispatch.transfer.page_cache import ReadPolicy
+from bigmodel.dispatch.transfer.page_cache import ReadMode, ReadPolicy
 from bigmodel.dispatch.transfer.quantized_transfer import Transfer
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.dispatch.weights.visits import StreamStats
@@ -111,7 +111,7 @@ def test_weights_cast_on_the_way_arrive_cast(reader: DiskReader, tmp_path: Path)
 def test_reads_past_the_page_cache_give_the_same_bits(
     reader: DiskReader, mixed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ReadPolicy, "bypasses", lambda self, cached: True)
+    monkeypatch.setattr(ReadPolicy, "mode", lambda self, cached, offset: ReadMode.DIRECT)
     block = block_of(mixed)
     for tensor, arrived in zip(block.tensors, fetched(reader, block)):
         assert torch.equal(arrived, tensor.value)

@@ -1,24 +1,33 @@
-"""Whether weights are read past the page cache."""
+"""Which pages are in memory, and how reads of weights use the page cache."""
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
+import weakref
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from bigmodel.checkpoint import Checkpoint
-from bigmodel.dispatch.transfer import page_cache as read_policy
+from bigmodel.dispatch.transfer import page_cache
 from bigmodel.dispatch.transfer.page_cache import (
     SAMPLES,
+    ReadMode,
     ReadPolicy,
     is_page_cached,
     major_faults,
+    resident_file_bytes,
     seems_cached,
 )
+from bigmodel.limits import RESIDENT_SHARE
 from tests.preloaded import run
 
 
@@ -81,29 +90,94 @@ def test_a_page_read_from_disk_counts_as_a_fault(tmp_path: Path) -> None:
             del shown
 
 
-def policy(nbytes: int, free: int, monkeypatch: pytest.MonkeyPatch) -> ReadPolicy:
-    monkeypatch.setattr(read_policy, "free_memory_bytes", lambda device: free)
-    return ReadPolicy(nbytes)
+MIB = 2**20
 
 
-def test_checkpoints_that_fit_into_memory_are_read_through_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    fits = policy(100, 1000, monkeypatch)
-    assert not any(fits.bypasses(cached=False) for _ in range(100))
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Set the bytes that the page cache has memory for."""
+    monkeypatch.setattr(page_cache, "_policies", weakref.WeakSet())
+
+    def have(nbytes: int) -> None:
+        monkeypatch.setattr(page_cache, "page_cache_bytes", lambda: nbytes)
+
+    return have
 
 
-def test_cached_bytes_are_read_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not policy(1000, 100, monkeypatch).bypasses(cached=True)
+def kept(policy: ReadPolicy, reads: int, nbytes: int = 8 * MIB) -> list[int]:
+    """Return the numbers of the cold reads that leave their bytes in the cache."""
+    return [n for n in range(reads) if policy.mode(cached=False, offset=n * nbytes) is ReadMode.KEEP]
+
+
+def test_what_fits_into_memory_is_read_through_the_cache(memory: Callable[[int], None]) -> None:
+    memory(1000)
+    policy = ReadPolicy(100)
+    assert policy.all_fits()
+    assert len(kept(policy, 100)) == 100
+
+
+def test_cached_bytes_are_read_from_the_cache(memory: Callable[[int], None]) -> None:
+    memory(0)
+    assert ReadPolicy(1000).mode(cached=True, offset=MIB) is ReadMode.KEEP
+
+
+@given(share=st.floats(0.05, 0.95), nbytes=st.sampled_from([2**16, MIB, 3 * MIB, 8 * MIB, 16 * MIB]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_of_what_does_not_fit_the_same_reads_are_kept_in_every_pass_as_many_as_fit(
+    memory: Callable[[int], None], share: float, nbytes: int
+) -> None:
+    memory(int(share * 1000 * nbytes))
+    policy = ReadPolicy(1000 * nbytes)
+    first = kept(policy, 1000, nbytes)
+    assert not policy.all_fits()
+    assert kept(policy, 1000, nbytes) == first
+    assert len(first) == pytest.approx(1000 * share, abs=30)
+    del policy
+
+
+def test_kept_reads_are_spread_between_the_others(memory: Callable[[int], None]) -> None:
+    memory(500)
+    found = kept(ReadPolicy(1000), 1000)
+    assert max(later - one for one, later in pairwise(found)) <= 4
+
+
+def test_readers_of_one_process_share_its_memory(memory: Callable[[int], None]) -> None:
+    memory(1000)
+    one, other = ReadPolicy(800), ReadPolicy(1200)
+    assert len(kept(one, 1000)) == pytest.approx(500, abs=30)
+    del other
+    gc.collect()
+    one._checked = float("-inf")
+    assert one.all_fits()
 
 
 @pytest.mark.parametrize("direct_is_faster", [True, False])
-def test_checkpoints_that_do_not_fit_are_read_the_faster_way(
-    direct_is_faster: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = policy(1000, 100, monkeypatch)
+def test_the_others_are_read_the_faster_way(direct_is_faster: bool, memory: Callable[[int], None]) -> None:
+    memory(0)
+    large = ReadPolicy(1000)
     chosen = []
     for _ in range(10 * ReadPolicy.RETRY):
-        bypass = large.bypasses(cached=False)
-        chosen.append(bypass)
-        large.record(bypass, 100, 1.0 if bypass == direct_is_faster else 2.0)
+        mode = large.mode(cached=False, offset=0)
+        chosen.append(mode)
+        is_direct = mode is ReadMode.DIRECT
+        large.record(is_direct, 100, 1.0 if is_direct == direct_is_faster else 2.0)
     later = chosen[2 * ReadPolicy.RETRY :]
-    assert later.count(direct_is_faster) == len(later) - 8
+    assert later.count(ReadMode.DIRECT if direct_is_faster else ReadMode.PASS) == len(later) - 8
+    assert ReadMode.KEEP not in later
+
+
+def test_mapped_files_in_use_take_memory_that_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_cache, "free_memory_bytes", lambda device: 1000)
+    monkeypatch.setattr(page_cache, "resident_file_bytes", lambda: 300)
+    assert page_cache.page_cache_bytes() == RESIDENT_SHARE * 1000 - 300
+    assert page_cache.page_cache_bytes(mapped=200) == RESIDENT_SHARE * 1000 - 100
+    assert page_cache.page_cache_bytes(mapped=400) == RESIDENT_SHARE * 1000
+
+
+def test_pages_of_a_file_count_as_mapped_while_they_are_used(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(2**24)}, path)
+    tensor = Checkpoint.open(path).tensor("a")
+    before = resident_file_bytes()
+    tensor.sum()
+    assert resident_file_bytes() - before > 0.9 * tensor.nbytes

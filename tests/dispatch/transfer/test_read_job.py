@@ -10,6 +10,7 @@ import torch
 
 from bigmodel.devices.streams import PastEvent
 from bigmodel.dispatch.transfer.files import SourceFiles
+from bigmodel.dispatch.transfer.page_cache import ReadMode
 from bigmodel.dispatch.transfer.quantized_transfer import Transfer
 from bigmodel.dispatch.transfer.read_job import Read, ReadEvent, ReadJob, Stage, copy_staged
 from bigmodel.dispatch.transfer.read_plan import Chunk, ReadPlan, plan_reads
@@ -66,7 +67,7 @@ def slot() -> StagingSlot:
 def staged(chunk: Chunk) -> Read:
     """Return a read that has ended well."""
     lent, bytes_of_it = slot(), Future[torch.Tensor]()
-    bytes_of_it.set_result(lent.fill(chunk, bypass=False))
+    bytes_of_it.set_result(lent.fill(chunk, ReadMode.KEEP))
     return Read(chunk, lent, bytes_of_it)
 
 

@@ -16,6 +16,7 @@ from bigmodel.devices import virtual
 from bigmodel.devices.streams import HostEvent
 from bigmodel.dispatch.transfer import staging as staging_slots
 from bigmodel.dispatch.transfer.files import SourceFile, SourceFiles
+from bigmodel.dispatch.transfer.page_cache import ReadMode, is_page_cached
 from bigmodel.dispatch.transfer.read_plan import Chunk, plan_reads
 from bigmodel.dispatch.transfer.staging import StagingSlots
 from bigmodel.dispatch.weights.block import Block, HostTensor
@@ -48,16 +49,16 @@ def weight_bytes(chunk: Chunk, staged: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("shown", [0, 2**40])
-@pytest.mark.parametrize("bypass", [False, True])
+@pytest.mark.parametrize("mode", ReadMode)
 def test_a_chunk_is_staged_bit_by_bit_each_way(
-    chunks: list[Chunk], shown: int, bypass: bool, monkeypatch: pytest.MonkeyPatch
+    chunks: list[Chunk], shown: int, mode: ReadMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging_slots, "VIEW_BYTES", shown)
     slots = StagingSlots(SLOTS, pin=False).free
     for chunk, slot in zip(chunks, slots):
         start = chunk.segments[0].start
         expected = [n % 256 for n in range(start, start + chunk.segments[0].nbytes)]
-        assert weight_bytes(chunk, slot.fill(chunk, bypass)) == expected
+        assert weight_bytes(chunk, slot.fill(chunk, mode)) == expected
         slot.check()
         slot.empty()
 
@@ -67,7 +68,21 @@ def test_a_large_chunk_is_shown_where_it_lies_and_nothing_is_copied(
 ) -> None:
     monkeypatch.delattr(SourceFile, "read")
     slot = StagingSlots(SLOTS, pin=False).free[0]
-    assert slot.fill(chunks[0], bypass=False).nbytes == chunks[0].nbytes
+    assert slot.fill(chunks[0], ReadMode.KEEP).nbytes == chunks[0].nbytes
+
+
+@pytest.mark.parametrize("shown", [0, 2**40])
+@pytest.mark.parametrize(("mode", "kept"), [(ReadMode.KEEP, True), (ReadMode.PASS, False), (ReadMode.DIRECT, False)])
+def test_the_page_cache_keeps_the_bytes_of_a_drained_chunk_or_none_of_them(
+    chunks: list[Chunk], shown: int, mode: ReadMode, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging_slots, "VIEW_BYTES", shown)
+    evict([tmp_path / "model.safetensors"])
+    chunk, slot = chunks[1], StagingSlots(SLOTS, pin=False).free[0]
+    slot.fill(chunk, mode)
+    slot.empty()
+    weight = Checkpoint.open(tmp_path / "model.safetensors").tensor("weight")
+    assert is_page_cached(weight.data_ptr() + chunk.segments[0].start + CHUNK // 2) is kept
 
 
 def test_bytes_that_cannot_be_mapped_are_read_and_the_error_names_the_cause(
@@ -76,14 +91,14 @@ def test_bytes_that_cannot_be_mapped_are_read_and_the_error_names_the_cause(
     os.truncate(tmp_path / "model.safetensors", 3 * CHUNK)
     slot = StagingSlots(SLOTS, pin=False).free[0]
     with pytest.raises(CheckpointFormatError, match="cut short"):
-        slot.fill(chunks[-1], bypass=False)
+        slot.fill(chunks[-1], ReadMode.KEEP)
 
 
 def test_mapped_bytes_are_not_touched_once_their_file_was_cut_short(
     chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
 ) -> None:
     slot = StagingSlots(SLOTS, pin=False).free[0]
-    slot.fill(chunks[-1], bypass=False)
+    slot.fill(chunks[-1], ReadMode.KEEP)
     os.truncate(tmp_path / "model.safetensors", 3 * CHUNK)
     with pytest.raises(CheckpointFormatError, match="cut short"):
         slot.check()
@@ -95,7 +110,7 @@ def test_mapped_bytes_are_lost_once_the_page_cache_has_dropped_them(
     chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
 ) -> None:
     slot = StagingSlots(SLOTS, pin=False).free[0]
-    slot.fill(chunks[0], bypass=False)
+    slot.fill(chunks[0], ReadMode.KEEP)
     assert not slot.is_lost
     evict([tmp_path / "model.safetensors"])
     assert slot.is_lost
