@@ -25,7 +25,7 @@ class Preloaded:
     @staticmethod
     def run(command: Sequence[str], *, env: dict[str, str], **_options: Any) -> subprocess.CompletedProcess[str]:
         """Run an interpreter to its end."""
-        is_ours = command[2].startswith(BEGIN[OURS])
+        is_ours = BEGIN[OURS] in command[2]
         return run(command[1:], env, modules=MODULES, prelude=ALONE if is_ours else "")
 
 
@@ -38,7 +38,7 @@ def test_steps_loads_and_imports_are_measured_and_tokens_are_equal(
     found = answer(["stand_in"], workdir, capsys)
     both = {"bigmodel", "accelerate"}
     in_memory = {*both, "the model in memory"}
-    assert [{row["variant"] for row in rows(found, table)} for table in range(4)] == [in_memory, both, in_memory, both]
+    assert [{row["variant"] for row in rows(found, table)} for table in range(4)] == [both, in_memory, both, both]
     assert limit(found, "both give the same tokens")["kept"]
-    for files in ("in the page cache", "read from disk in each step"):
-        assert limit(found, f"files {files}, times faster than with accelerate")["bound"] == 3
+    assert limit(found, "memory for 75% of the weights, times faster than with accelerate")["bound"] == 3
+    assert limit(found, "files in the page cache, over the model in memory")["bound"] == 1.05
