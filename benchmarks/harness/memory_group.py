@@ -1,4 +1,4 @@
-"""A control group of Linux that limits the memory of processes, with the pages of files that the kernel caches for them."""
+"""A control group of Linux that limits the memory of processes, the pages of files that they read included."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .errors import BenchmarkError
 ROOT = Path("/sys/fs/cgroup")
 """Where control groups are mounted."""
 
-LEAST_BYTES = 2**30
-"""Memory that an interpreter needs which has imported torch and transformers."""
+INTERPRETER_BYTES = 512 * 2**20
+"""Memory that an interpreter takes which has imported torch and transformers."""
 
 
 @contextmanager

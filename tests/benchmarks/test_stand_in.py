@@ -41,4 +41,3 @@ def test_steps_loads_and_imports_are_measured_and_tokens_are_equal(
     assert [{row["variant"] for row in rows(found, table)} for table in range(4)] == [both, in_memory, both, both]
     assert limit(found, "both give the same tokens")["kept"]
     assert limit(found, "memory for 75% of the weights, times faster than with accelerate")["bound"] == 3
-    assert limit(found, "files in the page cache, over the model in memory")["bound"] == 1.05
