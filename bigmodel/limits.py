@@ -79,7 +79,7 @@ contexts and fragmentation."""
 PINNED_SHARE = 0.5
 """Upper bound of the share of the host's memory that is pinned by default: pinned memory cannot be swapped out."""
 
-RESIDENT_SHARE = 0.9
+RESIDENT_SHARE = 0.95
 """Share of the host's free memory that pages of files may take, mapped or read through the page cache; the rest is for
 other programs."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -40,10 +41,17 @@ class Owner:
 
 @dataclass(frozen=True)
 class PageInStep:
-    """Adjacent bytes of mapped tensors that are paged in by one call."""
+    """Adjacent bytes of mapped tensors that are paged in by one call, and released together.
+
+    Attributes:
+        tensors: The bytes of each tensor.
+        nbytes: Their number.
+        releasable: Those that can be released: not of buffers, since a forward in another thread may be writing one.
+    """
 
     tensors: tuple[torch.Tensor, ...]
     nbytes: int
+    releasable: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ class MappedBlock:
         self.planned = False
         self.failure: Exception | None = None
         self._probe: torch.Tensor | None = None
+        self._step_bytes = 0
 
     def __repr__(self) -> str:
         return f"MappedBlock({self.name!r}, {self.nbytes} bytes, {self.paged_in} in memory)"
@@ -125,7 +134,8 @@ class MappedBlock:
         """Divide its page-in into steps of at most `step_bytes`."""
         dense = self._dense()
         self._probe = dense[0] if dense else None
-        self.steps = deque(_steps(dense, step_bytes))
+        self._step_bytes = step_bytes
+        self.steps = deque(self._all_steps(dense))
         self.paged_in, self.planned, self.failure = 0, True, None
 
     def forget(self) -> None:
@@ -133,14 +143,21 @@ class MappedBlock:
         self.steps.clear()
         self.paged_in, self.planned = 0, False
 
-    def drop(self, evict: bool = False) -> int:
+    def drop(self, nbytes: int | None = None, evict: bool = False) -> int:
         """Release its memory, except for modified weights; return the number of bytes.
 
         A modified page exists in memory only. Buffers are not released: a forward in another thread may be writing one.
 
         Args:
-            evict: Evict its pages from the page cache, too, which keeps those that are only released.
+            nbytes: Release only its last steps, with at least so many bytes. They must be paged in again, the others
+                stay.
+            evict: Evict the pages from the page cache, too, which keeps those that are only released.
         """
+        if nbytes is not None and nbytes < self.paged_in:
+            steps = self._all_steps(self._dense())
+            present = steps[: len(steps) - len(self.steps)]
+            if sum(step.nbytes for step in present) == self.paged_in:  # else tensors were replaced meanwhile
+                return self._drop_last(present, nbytes, evict)
         dropped = 0
         for owner in self._owners:
             tensor = None if owner.is_buffer else owner.mapped()
@@ -151,6 +168,26 @@ class MappedBlock:
                     self._evict(tensor)
         self.forget()
         return dropped
+
+    def _drop_last(self, present: list[PageInStep], nbytes: int, evict: bool) -> int:
+        """Release the last of the steps that are `present` until `nbytes` are."""
+        dropped = 0
+        while present and dropped < nbytes:
+            step = present.pop()
+            for tensor in step.releasable:
+                if is_untouched(tensor):
+                    release(tensor)
+                    if evict:
+                        self._evict(tensor)
+            self.steps.appendleft(step)
+            self.paged_in -= step.nbytes
+            dropped += step.nbytes
+        return dropped
+
+    def _all_steps(self, dense: list[torch.Tensor]) -> list[PageInStep]:
+        buffers = [owner.mapped() for owner in self._owners if owner.is_buffer]
+        written = {buffer.data_ptr() for buffer in buffers if buffer is not None}
+        return _steps(dense, self._step_bytes, written)
 
     def _evict(self, tensor: torch.Tensor) -> None:
         region = mapped_region(tensor)
@@ -178,22 +215,35 @@ def _extents(owners: list[Owner], files: SourceFiles) -> list[_Extent]:
     return [_Extent(file, end) for file, end in ends.items()]
 
 
-def _steps(tensors: list[torch.Tensor], step_bytes: int) -> list[PageInStep]:
-    """Divide tensors, in the order of their addresses, into steps of at most `step_bytes`."""
+def _steps(tensors: list[torch.Tensor], step_bytes: int, written: Collection[int]) -> list[PageInStep]:
+    """Divide tensors, in the order of their addresses, into steps of at most `step_bytes`.
+
+    Args:
+        written: Addresses of those that a forward may write to.
+    """
     steps: list[PageInStep] = []
     parts: list[torch.Tensor] = []
+    releasable: list[torch.Tensor] = []
     left = step_bytes
+
+    def end() -> None:
+        steps.append(PageInStep(tuple(parts), step_bytes - left, tuple(releasable)))
+        parts.clear()
+        releasable.clear()
+
     for tensor in tensors:
         flat, start = _flat(tensor), 0
         while start < flat.numel():
             part = flat[start : start + left]
             parts.append(part)
+            if tensor.data_ptr() not in written:
+                releasable.append(part)
             start, left = start + part.numel(), left - part.numel()
             if left == 0:
-                steps.append(PageInStep(tuple(parts), step_bytes))
-                parts, left = [], step_bytes
+                end()
+                left = step_bytes
     if parts:
-        steps.append(PageInStep(tuple(parts), step_bytes - left))
+        end()
     return steps
 
 

@@ -12,11 +12,12 @@ evicted when they are dropped: those that stay would be evicted for them.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from ...limits import READ_AHEAD_BYTES
 from ...plan import read_ahead_window
-from ..transfer.page_cache import page_cache_bytes, resident_bytes
+from ..transfer.page_cache import page_cache_bytes, resident_bytes, resident_file_bytes
 from ..weights.visits import StreamStats
 from .mapped_block import MappedBlock, PageInStep
 
@@ -28,6 +29,11 @@ FINE_STEP_BYTES = 8 * 2**20
 
 MARGIN = 1 / 128
 """Share of the budget left free for other allocations of the process until the next measurement."""
+
+
+USED_MEASUREMENTS = 16
+"""Latest measurements, a second apart, of other mapped files in use, of which the highest counts: some files are used
+once in a pass, and the kernel may evict them in between."""
 
 
 class Residency:
@@ -57,6 +63,7 @@ class Residency:
         self._staying = 0
         self._cached = len(blocks)
         self._free = 0
+        self._used: deque[int] = deque(maxlen=USED_MEASUREMENTS)
         self._capacity = 0
         self._measured = float("-inf")
 
@@ -64,7 +71,8 @@ class Residency:
         """Update the capacity: how many bytes of blocks may be in memory."""
         if time.monotonic() - self._measured > 1.0:
             self._measured = time.monotonic()
-            self._free = max(page_cache_bytes(self._paged_in()), self._least)
+            self._used.append(max(resident_file_bytes() - self._paged_in(), 0))
+            self._free = max(page_cache_bytes(max(self._used)), self._least)
             self._cached = self._count_staying(self._free)
         if self._budget is not None:
             resident = resident_bytes()
@@ -108,13 +116,14 @@ class Residency:
 
     def _drop_until_fits(self, nbytes: int, distance: int, may_drop: bool) -> bool:
         """Drop blocks that are needed later than at `distance` until `nbytes` more fit; return whether they do."""
-        while self._paged_in() + nbytes > self._capacity:
-            if not (may_drop and self._drop_one(distance)):
+        while (missing := self._paged_in() + nbytes - self._capacity) > 0:
+            if not (may_drop and self._drop_from_one(missing, distance)):
                 return False
         return True
 
-    def _drop_one(self, distance: int) -> bool:
-        """Drop the block that is needed last, and later than at `distance`; return whether there was one.
+    def _drop_from_one(self, nbytes: int, distance: int) -> bool:
+        """Drop `nbytes`, or all, of the block that is needed last, and later than at `distance`; return whether there
+        was one.
 
         Blocks that should stay are dropped only for a block that a forward waits for.
         """
@@ -127,7 +136,7 @@ class Residency:
         if not candidates:
             return False
         last = max(candidates, key=lambda block: later.get(block, never))
-        self._stats.add(dropped=last.drop(evict=self._rank[last] >= self._cached))
+        self._stats.add(dropped=last.drop(nbytes, evict=self._rank[last] >= self._cached))
         return True
 
     def _drop_unused(self, sparse: bool) -> None:

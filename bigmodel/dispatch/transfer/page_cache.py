@@ -74,18 +74,14 @@ def _statm(column: int) -> int:
 _STATM = "/proc/self/statm"
 
 
-def page_cache_bytes(mapped: int = 0) -> int:
+def page_cache_bytes(used: int) -> int:
     """Return the bytes of files that the page cache has memory for, so that they stay there while they are read
     repeatedly.
 
-    Free memory counts pages of files as free, those that this process has mapped among them. It uses them, so they are
-    subtracted.
-
     Args:
-        mapped: Bytes of mapped files that are part of the answer.
+        used: Bytes of other mapped files that this process uses. Free memory counts them as free.
     """
-    others = max(resident_file_bytes() - mapped, 0)
-    return max(int(RESIDENT_SHARE * free_memory_bytes(HOST)) - others, 0)
+    return max(int(RESIDENT_SHARE * free_memory_bytes(HOST)) - used, 0)
 
 
 class ReadMode(Enum):
@@ -162,7 +158,7 @@ class ReadPolicy:
             self._checked = now
             with _policies_lock:
                 repeated = sum(policy.nbytes for policy in _policies)
-            self._share = page_cache_bytes() / repeated if repeated else inf
+            self._share = page_cache_bytes(resident_file_bytes()) / repeated if repeated else inf
         return self._share
 
 

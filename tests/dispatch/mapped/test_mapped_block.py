@@ -64,6 +64,60 @@ def test_dropped_pages_stay_in_the_page_cache_unless_they_are_evicted(evicts: bo
     assert not weight.any()
 
 
+def test_a_part_of_a_block_is_dropped_and_paged_in_again(tmp_path: Path) -> None:
+    (block,), (registry,) = mapped_blocks(tmp_path, 1, elements=8 * MIB)
+    weight = registry["weight"]
+    block.plan(step_bytes=8 * MIB)
+    while block.steps:
+        block.paged_in += block.steps.popleft().nbytes
+    weight.sum()
+    with (tmp_path / "model.safetensors").open("rb+") as file:
+        os.fsync(file.fileno())
+    assert block.drop(8 * MIB + 1, evict=True) == 16 * MIB
+    assert (block.paged_in, len(block.steps), block.is_ready) == (16 * MIB, 2, False)
+    assert is_page_cached(weight.data_ptr() + 4 * MIB)
+    assert not is_page_cached(weight.data_ptr() + 20 * MIB)
+    assert not is_page_cached(weight.data_ptr() + 28 * MIB)
+    assert block.drop(32 * MIB) == weight.nbytes, "all, as no more is in memory"
+    assert (block.paged_in, block.planned) == (0, False)
+
+
+def test_steps_that_are_not_paged_in_yet_stay_in_their_order_when_others_are_dropped(tmp_path: Path) -> None:
+    (block,), _ = mapped_blocks(tmp_path, 1)
+    block.plan(step_bytes=MIB // 4)
+    whole = [step.tensors[0].data_ptr() for step in block.steps]
+    for _ in range(2):
+        block.paged_in += block.steps.popleft().nbytes
+    block.drop(1)
+    assert [step.tensors[0].data_ptr() for step in block.steps] == whole[1:]
+
+
+def test_after_a_weight_was_replaced_all_of_a_block_is_dropped(tmp_path: Path) -> None:
+    (block,), (registry,) = mapped_blocks(tmp_path, 1)
+    block.plan(step_bytes=MIB // 4)
+    while block.steps:
+        block.paged_in += block.steps.popleft().nbytes
+    registry["weight"] = torch.zeros(5)
+    assert block.drop(1) == 0
+    assert (block.paged_in, block.planned) == (0, False)
+
+
+def test_of_a_part_written_pages_and_buffers_are_not_dropped(tmp_path: Path) -> None:
+    made = registries(checkpoint_file(tmp_path, 3, 2**18))
+    owners = [Owner(registry, "weight", is_buffer=at == 1) for at, registry in enumerate(made)]
+    block = MappedBlock("all", owners, SourceFiles())
+    block.plan(step_bytes=MIB)
+    while block.steps:
+        block.paged_in += block.steps.popleft().nbytes
+    made[2]["weight"][5] = 7
+    for registry in made:
+        registry["weight"].sum()
+    before = resident_bytes()
+    assert block.drop(2 * MIB) == 2 * MIB
+    assert before - resident_bytes() < MIB // 2
+    assert made[2]["weight"][5] == 7
+
+
 def test_written_pages_are_not_evicted(tmp_path: Path) -> None:
     (block,), (registry,) = mapped_blocks(tmp_path, 1)
     weight = registry["weight"]

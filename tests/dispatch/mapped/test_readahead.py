@@ -60,7 +60,7 @@ def populated(monkeypatch: pytest.MonkeyPatch) -> Populated:
 @pytest.fixture
 def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that no other process takes and pages that are never taken away."""
-    monkeypatch.setattr(residency, "page_cache_bytes", lambda mapped: 2**40)
+    monkeypatch.setattr(residency, "page_cache_bytes", lambda used: 2**40)
     monkeypatch.setattr(page_watch, "major_faults", lambda: 0)
 
 
@@ -252,7 +252,7 @@ def test_nothing_is_dropped_while_no_forward_runs(tmp_path: Path, monkeypatch: p
     during: list[bool] = []
     visiting = False
 
-    def watched(self: MappedBlock, evict: bool = False) -> int:
+    def watched(self: MappedBlock, nbytes: int | None = None, evict: bool = False) -> int:
         during.append(visiting)
         self.forget()
         return self.nbytes

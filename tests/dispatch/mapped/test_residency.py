@@ -104,7 +104,7 @@ def test_blocks_in_use_are_never_dropped(blocks: list[MappedBlock], monkeypatch:
 
 
 def test_with_no_budget_all_comes_in(blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residency, "page_cache_bytes", lambda mapped: 2**40)
+    monkeypatch.setattr(residency, "page_cache_bytes", lambda used: 2**40)
     decides = Residency(blocks, None, StreamStats())
     decides.order = list(blocks)
     assert page_in_all(decides, []) == blocks
@@ -114,7 +114,7 @@ def dropped_in_two_passes(decides: Residency, blocks: list[MappedBlock], monkeyp
     """Compute with all blocks in turn, twice; return the names of those that were evicted from the page cache."""
     evicted: set[str] = set()
 
-    def drop(self: MappedBlock, evict: bool = False) -> int:
+    def drop(self: MappedBlock, nbytes: int | None = None, evict: bool = False) -> int:
         self.forget()
         if evict:
             evicted.add(self.name)
@@ -133,7 +133,7 @@ def dropped_in_two_passes(decides: Residency, blocks: list[MappedBlock], monkeyp
 def test_without_a_budget_blocks_that_alternate_are_evicted_when_they_are_dropped(
     blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residency, "page_cache_bytes", lambda mapped: 4 * MIB)
+    monkeypatch.setattr(residency, "page_cache_bytes", lambda used: 4 * MIB)
     decides = Residency(blocks, None, StreamStats())
     assert dropped_in_two_passes(decides, blocks, monkeypatch) == {"1", "2", "3", "5"}
 
@@ -142,6 +142,20 @@ def test_without_a_budget_blocks_that_alternate_are_evicted_when_they_are_droppe
 def test_under_a_budget_the_page_cache_keeps_what_it_has_memory_for(
     blocks: list[MappedBlock], free: int, evicted: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residency, "page_cache_bytes", lambda mapped: free * MIB)
+    monkeypatch.setattr(residency, "page_cache_bytes", lambda used: free * MIB)
     decides = within(blocks, 3 * MIB, monkeypatch)
     assert dropped_in_two_passes(decides, blocks, monkeypatch) == evicted
+
+
+def test_other_mapped_files_leave_less_memory_while_they_are_used(
+    blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, others, found = 0.0, [5 * MIB, 3 * MIB, *[2 * MIB] * residency.USED_MEASUREMENTS], []
+    monkeypatch.setattr(residency.time, "monotonic", lambda: now)
+    monkeypatch.setattr(residency, "resident_file_bytes", lambda: others.pop(0))
+    monkeypatch.setattr(residency, "page_cache_bytes", lambda used: found.append(used) or 2**40)
+    decides = Residency(blocks, None, StreamStats())
+    while others:
+        decides.measure()
+        now += 1.5
+    assert (found[0], found[2], found[-2], found[-1]) == (5 * MIB, 5 * MIB, 3 * MIB, 2 * MIB)

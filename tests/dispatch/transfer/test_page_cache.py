@@ -99,7 +99,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     monkeypatch.setattr(page_cache, "_policies", weakref.WeakSet())
 
     def have(nbytes: int) -> None:
-        monkeypatch.setattr(page_cache, "page_cache_bytes", lambda: nbytes)
+        monkeypatch.setattr(page_cache, "page_cache_bytes", lambda used: nbytes)
 
     return have
 
@@ -168,10 +168,8 @@ def test_the_others_are_read_the_faster_way(direct_is_faster: bool, memory: Call
 
 def test_mapped_files_in_use_take_memory_that_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_cache, "free_memory_bytes", lambda device: 1000)
-    monkeypatch.setattr(page_cache, "resident_file_bytes", lambda: 300)
-    assert page_cache.page_cache_bytes() == RESIDENT_SHARE * 1000 - 300
-    assert page_cache.page_cache_bytes(mapped=200) == RESIDENT_SHARE * 1000 - 100
-    assert page_cache.page_cache_bytes(mapped=400) == RESIDENT_SHARE * 1000
+    assert page_cache.page_cache_bytes(used=300) == RESIDENT_SHARE * 1000 - 300
+    assert page_cache.page_cache_bytes(used=1000) == 0
 
 
 def test_pages_of_a_file_count_as_mapped_while_they_are_used(tmp_path: Path) -> None:
