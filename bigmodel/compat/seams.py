@@ -105,14 +105,17 @@ SEAMS: Sequence[Seam] = (
 
 
 class SeamFinder(MetaPathFinder):
-    """Finds modules that have seams as others do, and replaces the functions once the module has been executed."""
+    """Finds modules that have seams as others do, and replaces the functions once the module has been executed.
+
+    The modules of models are found by it, too: the first of them imports torch and most of transformers.
+    """
 
     def __init__(self) -> None:
         self._finding: set[str] = set()
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         seams = [seam for seam in SEAMS if seam.module == fullname]
-        if not seams or fullname in self._finding:
+        if not (seams or _is_of_model(fullname)) or fullname in self._finding:
             return None
         self._finding.add(fullname)
         try:
@@ -122,6 +125,10 @@ class SeamFinder(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             spec.loader = _ThenPut(spec.loader, seams)
         return spec
+
+
+def _is_of_model(module: str) -> bool:
+    return module.startswith("transformers.models.") and ".modeling_" in module
 
 
 @contextmanager
@@ -138,7 +145,7 @@ def _without_collections() -> Iterator[None]:
 
 
 class _ThenPut(Loader):
-    """Executes a module by its own loader, then replaces its functions."""
+    """Executes a module by its own loader, then replaces its functions, if any."""
 
     def __init__(self, loader: Any, seams: Sequence[Seam]) -> None:
         self._loader = loader

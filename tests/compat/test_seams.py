@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -70,6 +71,24 @@ def test_the_garbage_collector_is_paused_meanwhile(module: str, enabled: bool) -
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_it_is_paused_while_the_module_of_a_model_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "transformers" / "models"
+    folder.mkdir(parents=True)
+    (folder / "modeling_tiny.py").write_text(SOURCE)
+    (folder / "configuration_tiny.py").write_text(SOURCE)
+    for package in ("transformers", "transformers.models"):
+        made = ModuleType(package)
+        made.__path__ = [str(tmp_path.joinpath(*package.split(".")))]
+        monkeypatch.setitem(sys.modules, package, made)
+    monkeypatch.setattr(sys, "meta_path", [SeamFinder(), *sys.meta_path])
+    for name, runs in (("modeling_tiny", False), ("configuration_tiny", True)):
+        found = importlib.import_module(f"transformers.models.{name}")
+        monkeypatch.delitem(sys.modules, found.__name__)
+        assert found.WHILE_IMPORTED is runs
+        assert found.__spec__.loader.name == found.__name__, "its own loader"
+    assert gc.isenabled()
 
 
 def test_it_runs_again_if_the_import_fails(module: str, tmp_path: Path) -> None:
