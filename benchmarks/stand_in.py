@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default=None, help="llama-1b, or a folder (default: llama-1b)")
     parser.add_argument("--steps", type=int, default=4, help="decode steps behind each value")
     parser.add_argument("--files", choices=(LIMITED, CACHED), help="measure steps with the files there alone")
-    parser.add_argument("--memory", type=float, default=0.75, help="limited memory: share of the weights (0.75)")
+    parser.add_argument(
+        "--memory", type=float, default=0.75, help="limited memory, as a share of the weights (default: 0.75)"
+    )
 
 
 def run(options: argparse.Namespace) -> Report:

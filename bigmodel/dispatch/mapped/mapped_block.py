@@ -161,11 +161,8 @@ class MappedBlock:
         dropped = 0
         for owner in self._owners:
             tensor = None if owner.is_buffer else owner.mapped()
-            if tensor is not None and is_untouched(tensor):
-                release(tensor)
+            if tensor is not None and self._release(tensor, evict):
                 dropped += 0 if owner.is_sparse else tensor.nbytes
-                if evict:
-                    self._evict(tensor)
         self.forget()
         return dropped
 
@@ -175,10 +172,7 @@ class MappedBlock:
         while present and dropped < nbytes:
             step = present.pop()
             for tensor in step.releasable:
-                if is_untouched(tensor):
-                    release(tensor)
-                    if evict:
-                        self._evict(tensor)
+                self._release(tensor, evict)
             self.steps.appendleft(step)
             self.paged_in -= step.nbytes
             dropped += step.nbytes
@@ -189,11 +183,16 @@ class MappedBlock:
         written = {buffer.data_ptr() for buffer in buffers if buffer is not None}
         return _steps(dense, self._step_bytes, written)
 
-    def _evict(self, tensor: torch.Tensor) -> None:
-        region = mapped_region(tensor)
+    def _release(self, tensor: torch.Tensor, evict: bool) -> bool:
+        """Release the pages of a tensor, or evict them, unless it was modified; return whether they were released."""
+        if not is_untouched(tensor):
+            return False
+        release(tensor)
+        region = mapped_region(tensor) if evict else None
         file = None if region is None else self._files.get(region)
         if region is not None and file is not None:
             file.evict(region.offset, region.nbytes)
+        return True
 
     def _dense(self) -> list[torch.Tensor]:
         """Return the tensors that are used as a whole, each once, in the order of their addresses."""
